@@ -1,0 +1,2 @@
+//! xkub
+fn main() {}
