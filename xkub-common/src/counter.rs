@@ -1,5 +1,7 @@
 //! What the datapath counts: one number per CPU for each place, family, class and event.
 
+use crate::packet::{Transport, protocol};
+
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -85,6 +87,24 @@ numbered! {
         Full = "full",
         /// A later fragment came before its first one and was passed unchanged.
         Unordered = "unordered",
+    }
+}
+
+impl Class {
+    /// Of a packet with this transport header, or of a fragment without one.
+    #[must_use]
+    #[inline(always)]
+    pub const fn of(kind: u8, transport: Option<&Transport>) -> Self {
+        match transport {
+            None => Self::Fragment,
+            Some(Transport::Tcp { .. }) => Self::Tcp,
+            Some(Transport::Udp { .. }) => Self::Udp,
+            Some(Transport::Query(_) | Transport::Answer(_)) => Self::Icmp,
+            Some(Transport::Error) => Self::IcmpError,
+            Some(Transport::Neighbour) => Self::Neighbour,
+            Some(Transport::Other) if kind == protocol::ICMP || kind == protocol::ICMPV6 => Self::Icmp,
+            Some(Transport::Ports { .. } | Transport::Other) => Self::Other,
+        }
     }
 }
 

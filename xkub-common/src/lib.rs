@@ -25,6 +25,8 @@ pub mod program {
     pub const EGRESS: &str = "xkub_egress";
     /// XDP program that takes the place of [`INGRESS`].
     pub const XDP: &str = "xkub_xdp";
+    /// The same for frames in several buffers (Linux 5.18), which an MTU over about 3.5 kB needs.
+    pub const XDP_FRAGS: &str = "xkub_xdp_frags";
     /// What every program's name begins with.
     pub const PREFIX: &str = "xkub_";
 }

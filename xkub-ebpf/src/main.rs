@@ -1,30 +1,86 @@
-//! The programs' entry points.
+//! The programs' entry points. Each translates a frame, counts what became of it and hands it on to whoever
+//! comes next on the same hook.
 #![no_std]
 #![no_main]
+// Building core for the BPF target needs an unstable compiler, or RUSTC_BOOTSTRAP, anyway.
+#![feature(asm_experimental_arch)]
+#![allow(missing_docs, reason = "nothing here is public: the programs are found by name")]
 
+mod counters;
+mod egress;
+mod fragment;
+mod frame;
+mod icmp;
+mod ingress;
+mod ip;
 mod maps;
+mod neighbour;
+mod remember;
+mod rewrite;
 
 use aya_ebpf::{
-    bindings::xdp_action::XDP_PASS,
+    EbpfContext as _,
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
+use xkub_common::counter::{Class, Event, Family};
+
+use crate::{
+    counters::{Outcome, count},
+    frame::{Fault, Tc, Xdp},
+};
+
+/// Whether the frame goes on.
+#[inline(always)]
+fn goes_on((family, outcome): (Family, Result<Outcome, Fault>)) -> bool {
+    match outcome {
+        Ok(Outcome { event, class }) => {
+            count(family, class, event);
+            true
+        }
+        Err(Fault) => {
+            count(family, Class::Other, Event::Dropped);
+            false
+        }
+    }
+}
+
+/// `TC_ACT_UNSPEC` is `TCX_NEXT`: the next program on the hook sees the packet too.
+#[inline(always)]
+const fn tc(goes_on: bool) -> i32 {
+    if goes_on { TC_ACT_UNSPEC } else { TC_ACT_SHOT }
+}
+
+#[inline(always)]
+const fn xdp(goes_on: bool) -> u32 {
+    if goes_on { xdp_action::XDP_PASS } else { xdp_action::XDP_DROP }
+}
 
 #[classifier]
-pub fn xkub_ingress(_: TcContext) -> i32 { touch() }
+pub fn xkub_ingress(context: TcContext) -> i32 {
+    tc(goes_on(ingress::run(&Tc(context.skb.skb))))
+}
+
 #[classifier]
-pub fn xkub_egress(_: TcContext) -> i32 { touch() }
+pub fn xkub_egress(context: TcContext) -> i32 {
+    tc(goes_on(egress::run(&Tc(context.skb.skb))))
+}
+
+#[xdp]
+pub fn xkub_xdp(context: XdpContext) -> u32 {
+    xdp(goes_on(ingress::run(&Xdp::<false>(context.as_ptr().cast()))))
+}
+
+/// For frames in several buffers (Linux 5.18), which a large MTU needs.
 #[xdp(frags)]
-pub fn xkub_xdp(_: XdpContext) -> u32 { touch(); XDP_PASS }
-
-fn touch() -> i32 {
-    use maps::*;
-    if let Some(counter) = COUNTERS.get_ptr_mut(unsafe { core::ptr::read_volatile((&raw const CONFIG).cast::<u32>()) }) { unsafe { *counter += 1 } }
-    -1
+pub fn xkub_xdp_frags(context: XdpContext) -> u32 {
+    xdp(goes_on(ingress::run(&Xdp::<true>(context.as_ptr().cast()))))
 }
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // Nothing panics: the verifier rejects a program that could loop for ever.
     loop {}
 }
 

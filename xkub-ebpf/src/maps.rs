@@ -6,7 +6,7 @@ use aya_ebpf::{
     maps::{Array, LruHashMap, PerCpuArray},
 };
 use xkub_common::{
-    config::Config,
+    config::{Config, Services},
     counter,
     flow::{Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6, GuestPorts},
 };
@@ -32,3 +32,25 @@ pub static FRAGMENTS_V6: LruHashMap<FragmentKeyV6, Fragment> = LruHashMap::with_
 pub static GUEST_PORTS: Array<GuestPorts> = Array::with_max_entries(1, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
+
+macro_rules! constant {
+    ($($field:ident).+) => {
+        // SAFETY: a pointer to a field of a static. Volatile, because the loader fills the static in
+        // after the compiler has seen its value.
+        unsafe { core::ptr::read_volatile(&raw const (*(&raw const $crate::maps::CONFIG).cast::<xkub_common::config::Config>()).$($field).+) }
+    };
+}
+pub(crate) use constant;
+
+/// The number of the place that this instance stands at.
+#[inline(always)]
+pub fn place() -> u32 {
+    constant!(place)
+}
+
+/// The service set.
+#[inline(always)]
+pub fn services() -> &'static Services {
+    // SAFETY: a static's field; whoever reads a set's words does so volatilely.
+    unsafe { &(*(&raw const CONFIG).cast::<Config>()).services }
+}

@@ -1,0 +1,31 @@
+//! Counting: one number per CPU, place, family, class and event.
+
+use xkub_common::counter::{self, Class, Event, Family};
+
+use crate::maps::{self, COUNTERS};
+
+/// What became of a packet, and as what it is counted.
+#[derive(Clone, Copy)]
+pub struct Outcome {
+    pub event: Event,
+    pub class: Class,
+}
+
+impl Outcome {
+    #[inline(always)]
+    pub const fn new(event: Event, class: Class) -> Self {
+        Self { event, class }
+    }
+}
+
+/// Adds one.
+#[inline(always)]
+pub fn count(family: Family, class: Class, event: Event) {
+    let index = counter::base(maps::place()) + counter::offset(family, class, event);
+    if let Some(counter) = COUNTERS.get_ptr_mut(index) {
+        // SAFETY: a pointer into this CPU's value, valid until the program ends. A program on the same CPU
+        // that interrupts this one can make one count get lost, which an atomic addition would cost more
+        // than it is worth to prevent.
+        unsafe { *counter += 1 };
+    }
+}

@@ -1,0 +1,93 @@
+//! Egress: whatever has N as its source leaves from G.
+
+use xkub_common::{
+    counter::{Class, Event, Family, Place},
+    decide::{self, Ends},
+    packet::{self, Extent, Piece, REACH, Transport, ethertype},
+};
+
+use crate::{
+    counters::Outcome,
+    frame::{Fault, Frame},
+    icmp,
+    ip::{Field, Ip, V4, V6},
+    maps, neighbour, remember,
+    rewrite::{self, Way},
+};
+
+/// Translates a frame that leaves.
+#[inline(always)]
+pub fn run<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+    frame.reach(REACH);
+    let Ok(link) = packet::link(frame) else {
+        return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
+    };
+    match link.ethertype {
+        ethertype::IPV4 => (Family::V4, ip::<V4, F>(frame, link.network)),
+        ethertype::IPV6 => (Family::V6, ip::<V6, F>(frame, link.network)),
+        ethertype::ARP => (Family::V4, neighbour::leaving(frame, link.network)),
+        _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
+    }
+}
+
+#[inline(always)]
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+    if !I::enabled() {
+        return Ok(Outcome::new(Event::Passed, Class::Other));
+    }
+    let Some(header) = frame.read::<I::Header>(network) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
+    };
+    let source = I::source(&header);
+    let from_node = source == I::node();
+    if !from_node && source != I::guest() {
+        return Ok(Outcome::new(Event::Passed, Class::Other));
+    }
+    let Ok(datagram) = I::parse(frame, network, &header, Extent::Told) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
+    };
+    let kind = datagram.protocol;
+    let transport = if datagram.piece == Piece::Later {
+        None
+    } else {
+        let Ok(transport) = packet::transport(frame, &datagram) else {
+            return Ok(Outcome::new(Event::Malformed, Class::Other));
+        };
+        Some(transport)
+    };
+    let class = Class::of(kind, transport.as_ref());
+    if let Some(Transport::Error) = transport {
+        return icmp::leaving::<I, F>(frame, network, &header, &datagram);
+    }
+    let Ok(destination) = I::final_destination(frame, &datagram) else {
+        return Ok(Outcome::new(Event::Malformed, class));
+    };
+    if let Some(transport) = &transport {
+        let ends = Ends::leaving(transport);
+        if from_node {
+            if decide::remember_node(maps::services(), kind, transport) {
+                remember::remember_node::<I>(&I::flow_key(destination, kind, ends), class);
+            }
+        } else if maps::place() == Place::EgressFirst as u32
+            && decide::remember_guest(maps::services(), kind, transport)
+        {
+            // Only in the first place: the last one cannot tell these from what the first translated.
+            let key = I::flow_key(destination, kind, ends);
+            remember::remember_guest::<I>(&key, transport, ends.local, class);
+        }
+    }
+    if !from_node {
+        return Ok(Outcome::new(Event::Passed, class));
+    }
+    rewrite::datagram::<I, F>(
+        frame,
+        network,
+        &header,
+        &datagram,
+        destination,
+        transport.as_ref(),
+        Field::Source,
+        Way::ToGuest,
+    )?;
+    Ok(Outcome::new(Event::Translated, class))
+}

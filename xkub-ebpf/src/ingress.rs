@@ -1,0 +1,122 @@
+//! Ingress: of what arrives for G, that which is meant for N goes there.
+
+use xkub_common::{
+    counter::{Class, Event, Family},
+    decide::{self, Arrival, Ends},
+    flow::Owner,
+    packet::{self, Datagram, Extent, Piece, REACH, Transport, ethertype},
+};
+
+use crate::{
+    counters::{Outcome, count},
+    fragment,
+    frame::{Fault, Frame},
+    icmp,
+    ip::{Field, Ip, V4, V6},
+    maps, remember,
+    rewrite::{self, Way},
+};
+
+/// Translates a frame that arrives.
+#[inline(always)]
+pub fn run<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+    frame.reach(REACH);
+    let Ok(link) = packet::link(frame) else {
+        return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
+    };
+    match link.ethertype {
+        ethertype::IPV4 => (Family::V4, ip::<V4, F>(frame, link.network)),
+        ethertype::IPV6 => (Family::V6, ip::<V6, F>(frame, link.network)),
+        ethertype::ARP => (Family::V4, Ok(Outcome::new(Event::Passed, Class::Neighbour))),
+        _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
+    }
+}
+
+#[inline(always)]
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+    if !I::enabled() {
+        return Ok(Outcome::new(Event::Passed, Class::Other));
+    }
+    let Some(header) = frame.read::<I::Header>(network) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
+    };
+    if I::destination(&header) != I::guest() {
+        return Ok(Outcome::new(Event::Passed, Class::Other));
+    }
+    let Ok(datagram) = I::parse(frame, network, &header, Extent::Told) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
+    };
+    if datagram.routing != 0 {
+        // We are a hop on its route, not its end.
+        return Ok(Outcome::new(Event::Passed, Class::Other));
+    }
+    if datagram.piece == Piece::Later {
+        let arrival = fragment::later::<I>(&datagram);
+        return deliver::<I, F>(frame, network, &header, &datagram, None, arrival);
+    }
+    let Ok(transport) = packet::transport(frame, &datagram) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
+    };
+    if let Transport::Error = transport {
+        return icmp::arriving::<I, F>(frame, network, &header, &datagram);
+    }
+    let own = arrival::<I, F>(frame, &datagram, &transport);
+    let arrival = if datagram.piece == Piece::First { fragment::first::<I>(&datagram, own) } else { own };
+    deliver::<I, F>(frame, network, &header, &datagram, Some(&transport), arrival)
+}
+
+/// Where a packet with a transport header goes by itself; never [`Arrival::Lookup`].
+#[inline(always)]
+fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transport: &Transport) -> Arrival {
+    let kind = datagram.protocol;
+    let ends = Ends::arriving(transport);
+    if decide::in_service(maps::services(), kind, transport, ends.local) {
+        if !remember::may_be_guest(transport, ends.local) {
+            return Arrival::Node;
+        }
+        let key = I::flow_key(datagram.source, kind, ends);
+        return decide::arrival_in_service(transport, remember::recall::<I>(&key));
+    }
+    let key = I::flow_key(datagram.source, kind, ends);
+    let known = remember::recall::<I>(&key);
+    match decide::arrival(transport, known, remember::now) {
+        Arrival::Lookup => {
+            let class = Class::of(kind, Some(transport));
+            count(I::FAMILY, class, Event::Lookup);
+            let (owner, arrival) = if remember::bound_to_node::<I, F>(frame, kind, datagram.source, ends) {
+                (Owner::Node, Arrival::Node)
+            } else {
+                (Owner::GuestFound, Arrival::Guest)
+            };
+            remember::remember::<I>(&key, owner, known.is_none(), class);
+            arrival
+        }
+        decided => decided,
+    }
+}
+
+#[inline(always)]
+fn deliver<I: Ip, F: Frame>(
+    frame: &F,
+    network: usize,
+    header: &I::Header,
+    datagram: &Datagram<I::Address>,
+    transport: Option<&Transport>,
+    arrival: Arrival,
+) -> Result<Outcome, Fault> {
+    let class = Class::of(datagram.protocol, transport);
+    if arrival != Arrival::Node {
+        return Ok(Outcome::new(Event::Passed, class));
+    }
+    rewrite::datagram::<I, F>(
+        frame,
+        network,
+        header,
+        datagram,
+        datagram.destination,
+        transport,
+        Field::Destination,
+        Way::ToNode,
+    )?;
+    Ok(Outcome::new(Event::Translated, class))
+}

@@ -1,0 +1,333 @@
+//! What differs between IPv4 and IPv6, so that the rules are written once.
+
+use aya_ebpf::{
+    bindings::{
+        bpf_sock, bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1 as TupleV4,
+        bpf_sock_tuple__bindgen_ty_1__bindgen_ty_2 as TupleV6,
+    },
+    maps::LruHashMap,
+};
+use xkub_common::{
+    checksum,
+    counter::Family,
+    decide::Ends,
+    flow::{Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6},
+    packet::{self, Datagram, Extent, Ipv4Header, Ipv6Header, Malformed, Packet, Plain, ipv4, ipv6},
+};
+
+use crate::{
+    frame::{Fault, Frame},
+    maps::{FLOWS_V4, FLOWS_V6, FRAGMENTS_V4, FRAGMENTS_V6, constant},
+};
+
+/// Which address of a header.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    Source,
+    Destination,
+}
+
+/// An address family.
+pub trait Ip {
+    type Address: Plain + PartialEq;
+    type Header: Plain;
+    type FlowKey: 'static;
+    type FragmentKey: 'static;
+    /// What a socket lookup takes.
+    type Tuple;
+
+    const FAMILY: Family;
+    /// Whether the header has a checksum, which absorbs what its addresses add to a sum over the packet.
+    const HEADER_CHECKSUM: bool;
+
+    fn enabled() -> bool;
+    fn guest() -> Self::Address;
+    fn node() -> Self::Address;
+    fn node_to_guest() -> u32;
+    fn guest_to_node() -> u32;
+
+    fn source(header: &Self::Header) -> Self::Address;
+    fn destination(header: &Self::Header) -> Self::Address;
+    fn parse<P: Packet>(
+        packet: &P,
+        network: usize,
+        header: &Self::Header,
+        extent: Extent,
+    ) -> Result<Datagram<Self::Address>, Malformed>;
+    /// The destination that the pseudo header holds.
+    fn final_destination<P: Packet>(
+        packet: &P,
+        datagram: &Datagram<Self::Address>,
+    ) -> Result<Self::Address, Malformed>;
+    /// The sum over an address, unfolded.
+    fn sum(address: &Self::Address) -> u32;
+    /// Writes an address into the header at `network`, and its header checksum if it has one.
+    fn write<F: Frame>(
+        frame: &F,
+        network: usize,
+        field: Field,
+        header: &Self::Header,
+        address: Self::Address,
+        difference: u32,
+    ) -> Result<(), Fault>;
+
+    fn flows() -> &'static LruHashMap<Self::FlowKey, Flow>;
+    fn flow_key(remote: Self::Address, kind: u8, ends: Ends) -> Self::FlowKey;
+    fn fragments() -> &'static LruHashMap<Self::FragmentKey, Fragment>;
+    fn fragment_key(datagram: &Datagram<Self::Address>) -> Self::FragmentKey;
+
+    /// The sockets that a packet from `remote` to `local` could be for.
+    fn tuple(remote: Self::Address, local: Self::Address, ends: Ends) -> Self::Tuple;
+    /// The address that a socket is bound to.
+    fn bound(socket: *const bpf_sock) -> Self::Address;
+    /// The address that a socket is connected to.
+    fn peer(socket: *const bpf_sock) -> Self::Address;
+}
+
+pub struct V4;
+
+impl Ip for V4 {
+    type Address = u32;
+    type Header = Ipv4Header;
+    type FlowKey = FlowKeyV4;
+    type FragmentKey = FragmentKeyV4;
+    type Tuple = TupleV4;
+
+    const FAMILY: Family = Family::V4;
+    const HEADER_CHECKSUM: bool = true;
+
+    #[inline(always)]
+    fn enabled() -> bool {
+        constant!(v4.enabled) != 0
+    }
+    #[inline(always)]
+    fn guest() -> u32 {
+        let [address] = constant!(v4.guest);
+        address
+    }
+    #[inline(always)]
+    fn node() -> u32 {
+        let [address] = constant!(v4.node);
+        address
+    }
+    #[inline(always)]
+    fn node_to_guest() -> u32 {
+        constant!(v4.node_to_guest)
+    }
+    #[inline(always)]
+    fn guest_to_node() -> u32 {
+        constant!(v4.guest_to_node)
+    }
+
+    #[inline(always)]
+    fn source(header: &Ipv4Header) -> u32 {
+        header.source
+    }
+    #[inline(always)]
+    fn destination(header: &Ipv4Header) -> u32 {
+        header.destination
+    }
+    #[inline(always)]
+    fn parse<P: Packet>(
+        packet: &P,
+        network: usize,
+        header: &Ipv4Header,
+        extent: Extent,
+    ) -> Result<Datagram<u32>, Malformed> {
+        packet::ipv4(packet, network, header, extent)
+    }
+    #[inline(always)]
+    fn final_destination<P: Packet>(_: &P, datagram: &Datagram<u32>) -> Result<u32, Malformed> {
+        Ok(datagram.destination)
+    }
+    #[inline(always)]
+    fn sum(address: &u32) -> u32 {
+        checksum::sum(&[*address])
+    }
+    #[inline(always)]
+    fn write<F: Frame>(
+        frame: &F,
+        network: usize,
+        field: Field,
+        header: &Ipv4Header,
+        address: u32,
+        difference: u32,
+    ) -> Result<(), Fault> {
+        // Checksum and addresses lie side by side: one write, from the checksum on.
+        let checksum = checksum::update(header.checksum, difference).to_ne_bytes();
+        let [c0, c1] = checksum;
+        let [s0, s1, s2, s3] = (if field == Field::Source { address } else { header.source }).to_ne_bytes();
+        match field {
+            Field::Source => frame.write(network + ipv4::CHECKSUM, [half([c0, c1]), half([s0, s1]), half([s2, s3])]),
+            Field::Destination => {
+                let [d0, d1, d2, d3] = address.to_ne_bytes();
+                frame.write(
+                    network + ipv4::CHECKSUM,
+                    [half([c0, c1]), half([s0, s1]), half([s2, s3]), half([d0, d1]), half([d2, d3])],
+                )
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn flows() -> &'static LruHashMap<FlowKeyV4, Flow> {
+        &FLOWS_V4
+    }
+    #[inline(always)]
+    fn flow_key(remote: u32, kind: u8, ends: Ends) -> FlowKeyV4 {
+        FlowKeyV4 {
+            remote,
+            local_port: ends.local.to_be(),
+            remote_port: ends.remote.to_be(),
+            protocol: u32::from(kind),
+        }
+    }
+    #[inline(always)]
+    fn fragments() -> &'static LruHashMap<FragmentKeyV4, Fragment> {
+        &FRAGMENTS_V4
+    }
+    #[inline(always)]
+    fn fragment_key(datagram: &Datagram<u32>) -> FragmentKeyV4 {
+        FragmentKeyV4 {
+            remote: datagram.source,
+            identification: datagram.identification as u16,
+            protocol: u16::from(datagram.protocol),
+        }
+    }
+
+    #[inline(always)]
+    fn tuple(remote: u32, local: u32, ends: Ends) -> TupleV4 {
+        TupleV4 { saddr: remote, daddr: local, sport: ends.remote.to_be(), dport: ends.local.to_be() }
+    }
+    #[inline(always)]
+    fn bound(socket: *const bpf_sock) -> u32 {
+        // SAFETY: the caller holds the socket.
+        unsafe { (*socket).src_ip4 }
+    }
+    #[inline(always)]
+    fn peer(socket: *const bpf_sock) -> u32 {
+        // SAFETY: the caller holds the socket.
+        unsafe { (*socket).dst_ip4 }
+    }
+}
+
+#[inline(always)]
+const fn half(bytes: [u8; 2]) -> u16 {
+    u16::from_ne_bytes(bytes)
+}
+
+pub struct V6;
+
+impl Ip for V6 {
+    type Address = [u32; 4];
+    type Header = Ipv6Header;
+    type FlowKey = FlowKeyV6;
+    type FragmentKey = FragmentKeyV6;
+    type Tuple = TupleV6;
+
+    const FAMILY: Family = Family::V6;
+    const HEADER_CHECKSUM: bool = false;
+
+    #[inline(always)]
+    fn enabled() -> bool {
+        constant!(v6.enabled) != 0
+    }
+    #[inline(always)]
+    fn guest() -> [u32; 4] {
+        constant!(v6.guest)
+    }
+    #[inline(always)]
+    fn node() -> [u32; 4] {
+        constant!(v6.node)
+    }
+    #[inline(always)]
+    fn node_to_guest() -> u32 {
+        constant!(v6.node_to_guest)
+    }
+    #[inline(always)]
+    fn guest_to_node() -> u32 {
+        constant!(v6.guest_to_node)
+    }
+
+    #[inline(always)]
+    fn source(header: &Ipv6Header) -> [u32; 4] {
+        header.source
+    }
+    #[inline(always)]
+    fn destination(header: &Ipv6Header) -> [u32; 4] {
+        header.destination
+    }
+    #[inline(always)]
+    fn parse<P: Packet>(
+        packet: &P,
+        network: usize,
+        header: &Ipv6Header,
+        extent: Extent,
+    ) -> Result<Datagram<[u32; 4]>, Malformed> {
+        packet::ipv6(packet, network, header, extent)
+    }
+    #[inline(always)]
+    fn final_destination<P: Packet>(packet: &P, datagram: &Datagram<[u32; 4]>) -> Result<[u32; 4], Malformed> {
+        packet::final_destination(packet, datagram)
+    }
+    #[inline(always)]
+    fn sum(address: &[u32; 4]) -> u32 {
+        checksum::sum(address)
+    }
+    #[inline(always)]
+    fn write<F: Frame>(
+        frame: &F,
+        network: usize,
+        field: Field,
+        _: &Ipv6Header,
+        address: [u32; 4],
+        _: u32,
+    ) -> Result<(), Fault> {
+        let offset = match field {
+            Field::Source => ipv6::SOURCE,
+            Field::Destination => ipv6::DESTINATION,
+        };
+        frame.write(network + offset, address)
+    }
+
+    #[inline(always)]
+    fn flows() -> &'static LruHashMap<FlowKeyV6, Flow> {
+        &FLOWS_V6
+    }
+    #[inline(always)]
+    fn flow_key(remote: [u32; 4], kind: u8, ends: Ends) -> FlowKeyV6 {
+        FlowKeyV6 {
+            remote,
+            local_port: ends.local.to_be(),
+            remote_port: ends.remote.to_be(),
+            protocol: u32::from(kind),
+        }
+    }
+    #[inline(always)]
+    fn fragments() -> &'static LruHashMap<FragmentKeyV6, Fragment> {
+        &FRAGMENTS_V6
+    }
+    #[inline(always)]
+    fn fragment_key(datagram: &Datagram<[u32; 4]>) -> FragmentKeyV6 {
+        FragmentKeyV6 {
+            remote: datagram.source,
+            identification: datagram.identification,
+            protocol: u32::from(datagram.protocol),
+        }
+    }
+
+    #[inline(always)]
+    fn tuple(remote: [u32; 4], local: [u32; 4], ends: Ends) -> TupleV6 {
+        TupleV6 { saddr: remote, daddr: local, sport: ends.remote.to_be(), dport: ends.local.to_be() }
+    }
+    #[inline(always)]
+    fn bound(socket: *const bpf_sock) -> [u32; 4] {
+        // SAFETY: the caller holds the socket.
+        unsafe { (*socket).src_ip6 }
+    }
+    #[inline(always)]
+    fn peer(socket: *const bpf_sock) -> [u32; 4] {
+        // SAFETY: the caller holds the socket.
+        unsafe { (*socket).dst_ip6 }
+    }
+}

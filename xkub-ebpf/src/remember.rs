@@ -1,0 +1,154 @@
+//! The flow map: what belongs to N, what to G, and the socket lookup that decides it for a new flow.
+
+use core::arch::asm;
+
+use aya_ebpf::{
+    bindings::{BPF_F_CURRENT_NETNS, bpf_sock},
+    helpers,
+};
+use xkub_common::{
+    counter::{Class, Event},
+    decide::Ends,
+    flow::{Flow, Owner},
+    packet::{Transport, protocol},
+};
+
+use crate::{
+    counters::count,
+    frame::Frame,
+    ip::Ip,
+    maps::GUEST_PORTS,
+};
+
+/// The kernel's tick counter (jiffies), its low half.
+#[inline(always)]
+pub fn now() -> u32 {
+    // SAFETY: takes nothing, returns a number.
+    unsafe { helpers::bpf_jiffies64() as u32 }
+}
+
+/// What is remembered of a flow.
+#[inline(always)]
+pub fn recall<I: Ip>(key: &I::FlowKey) -> Option<Flow> {
+    // SAFETY: the value is a pair of integers that is written as a whole; a mix of two would be a wrong
+    // time at worst.
+    unsafe { I::flows().get(key).copied() }
+}
+
+/// Remembers a flow, whatever was remembered of it before.
+#[inline(always)]
+pub fn remember<I: Ip>(key: &I::FlowKey, owner: Owner, is_new: bool, class: Class) {
+    match I::flows().insert(key, Flow::new(owner, now()), 0) {
+        Ok(()) if is_new => count(I::FAMILY, class, Event::Remembered),
+        Ok(()) => {}
+        Err(_) => count(I::FAMILY, class, Event::Full),
+    }
+}
+
+/// Remembers that a flow belongs to N, unless that is known.
+#[inline(always)]
+pub fn remember_node<I: Ip>(key: &I::FlowKey, class: Class) {
+    let known = recall::<I>(key);
+    if known.is_none_or(|flow| !flow.is(Owner::Node)) {
+        remember::<I>(key, Owner::Node, known.is_none(), class);
+    }
+}
+
+/// Remembers that the guest opened a flow from G, out of a port of the service set.
+#[inline(always)]
+pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, local: u16, class: Class) {
+    let known = recall::<I>(key);
+    if known.is_none_or(|flow| flow.is(Owner::GuestFound)) {
+        remember::<I>(key, Owner::GuestOpened, known.is_none(), class);
+        if let Some(port) = guest_port(transport, local) {
+            // SAFETY: a pointer into the map's only value, valid until the program ends; whoever races
+            // with this writes the same.
+            unsafe { *port = 1 };
+        }
+    }
+}
+
+/// Whether the guest may have opened flows from this port of the service set. `true` where that is not
+/// kept.
+#[inline(always)]
+pub fn may_be_guest(transport: &Transport, local: u16) -> bool {
+    match transport {
+        // SAFETY: as in `remember_guest`.
+        Transport::Tcp { .. } | Transport::Udp { .. } => guest_port(transport, local).is_none_or(|port| unsafe { *port } != 0),
+        Transport::Ports { .. } => true,
+        _ => false,
+    }
+}
+
+#[inline(always)]
+fn guest_port(transport: &Transport, local: u16) -> Option<*mut u8> {
+    let ports = GUEST_PORTS.get_ptr_mut(0)?;
+    // SAFETY: a valid pointer, and a port is a valid index.
+    match transport {
+        Transport::Tcp { .. } => Some(unsafe { (&raw mut (*ports).tcp).cast::<u8>().add(usize::from(local)) }),
+        Transport::Udp { .. } => Some(unsafe { (&raw mut (*ports).udp).cast::<u8>().add(usize::from(local)) }),
+        _ => None,
+    }
+}
+
+/// Whether the socket that a packet from `remote` is for is bound to N.
+#[inline(always)]
+pub fn bound_to_node<I: Ip, F: Frame>(frame: &F, kind: u8, remote: I::Address, ends: Ends) -> bool {
+    find::<I, F>(frame, kind, remote, I::node(), ends).is_some_and(|socket| {
+        socket.bound == I::node()
+            // One that the guest has connected to this very peer from G comes first.
+            && !find::<I, F>(frame, kind, remote, I::guest(), ends)
+                .is_some_and(|socket| socket.bound == I::guest() && socket.peer == remote)
+    })
+}
+
+/// A socket's ends.
+struct Socket<A> {
+    bound: A,
+    peer: A,
+}
+
+/// The socket that the kernel would deliver a packet for `local` to.
+#[inline(always)]
+fn find<I: Ip, F: Frame>(
+    frame: &F,
+    kind: u8,
+    remote: I::Address,
+    local: I::Address,
+    ends: Ends,
+) -> Option<Socket<I::Address>> {
+    let mut tuple = I::tuple(remote, local, ends);
+    let (pointer, size) = ((&raw mut tuple).cast(), size_of::<I::Tuple>() as u32);
+    let netns = BPF_F_CURRENT_NETNS as i64 as u64;
+    // The kernel gives the two pointers different types, so one instruction must not read through both: an
+    // instruction that differs, and does nothing, keeps the compiler from sharing the code before it.
+    if kind == protocol::TCP {
+        // SAFETY: the context is valid, and the tuple as long as said.
+        let socket = unsafe { helpers::bpf_skc_lookup_tcp(frame.context(), pointer, size, netns, 0) };
+        let found = Socket::read::<I>(socket)?;
+        // SAFETY: changes nothing.
+        unsafe { asm!("{0} += 0", inout(reg) size => _) };
+        Some(found)
+    } else {
+        // SAFETY: the context is valid, and the tuple as long as said.
+        let socket = unsafe { helpers::bpf_sk_lookup_udp(frame.context(), pointer, size, netns, 0) };
+        let found = Socket::read::<I>(socket)?;
+        // SAFETY: changes nothing.
+        unsafe { asm!("{0} |= 0", inout(reg) size => _) };
+        Some(found)
+    }
+}
+
+impl<A> Socket<A> {
+    /// Reads what a lookup found, and gives back the reference that it took.
+    #[inline(always)]
+    fn read<I: Ip<Address = A>>(socket: *mut bpf_sock) -> Option<Self> {
+        if socket.is_null() {
+            return None;
+        }
+        let found = Self { bound: I::bound(socket), peer: I::peer(socket) };
+        // SAFETY: the lookup has taken a reference, which is given back here and nowhere else.
+        unsafe { helpers::bpf_sk_release(socket.cast()) };
+        Some(found)
+    }
+}
