@@ -3,7 +3,10 @@
 //! A change of any of them is a new program instance, swapped in as a whole, so no packet ever sees half
 //! a change.
 
-use crate::{checksum, counter::Place};
+use crate::{
+    checksum,
+    counter::{self, Place},
+};
 
 /// One address family's pair of addresses, for a 32-bit address word count of `WORDS` (1 or 4).
 #[repr(C)]
@@ -140,8 +143,8 @@ pub struct Config {
     pub v6: AddressesV6,
     /// A [`Place`], as its number.
     pub place: u32,
-    /// Keeps `services` on an 8-byte boundary.
-    pub reserved: u32,
+    /// The index of the place's first counter.
+    pub counters: u32,
     /// The service set.
     pub services: Services,
 }
@@ -152,9 +155,15 @@ impl Config {
         v4: AddressesV4::NONE,
         v6: AddressesV6::NONE,
         place: Place::Ingress as u32,
-        reserved: 0,
+        counters: counter::base(Place::Ingress),
         services: Services::EMPTY,
     };
+
+    /// Says where the program is going to stand.
+    pub fn set_place(&mut self, place: Place) {
+        self.place = place as u32;
+        self.counters = counter::base(place);
+    }
 }
 
 const _: () = assert!(size_of::<Config>() % 8 == 0, "no implicit padding at the end");

@@ -115,14 +115,14 @@ pub const COUNT: u32 = Place::COUNT * Family::COUNT * Class::COUNT * Event::COUN
 #[must_use]
 #[inline(always)]
 pub const fn index(place: Place, family: Family, class: Class, event: Event) -> u32 {
-    offset(family, class, event) + base(place as u32)
+    offset(family, class, event) + base(place)
 }
 
 /// The part of an index that is the place's.
 #[must_use]
 #[inline(always)]
-pub const fn base(place: u32) -> u32 {
-    place * (Family::COUNT * Class::COUNT * Event::COUNT)
+pub const fn base(place: Place) -> u32 {
+    place as u32 * (Family::COUNT * Class::COUNT * Event::COUNT)
 }
 
 /// The part of an index that is not the place's.

@@ -94,6 +94,17 @@ pub enum Arrival {
 }
 
 impl Flow {
+    /// Of a flow that is not remembered. (Not an `Option`: the compiler leaves the fields of a `None`
+    /// undefined and moves them about all the same, which the kernel's verifier forbids.)
+    pub const UNKNOWN: Self = Self { owner: 0, since: 0 };
+
+    /// Whether the flow is remembered.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_known(&self) -> bool {
+        self.owner != Self::UNKNOWN.owner
+    }
+
     /// A new entry.
     #[must_use]
     #[inline(always)]
@@ -112,13 +123,12 @@ impl Flow {
 /// Ingress rule 1: a packet of the service set, given what is remembered of its flow.
 #[must_use]
 #[inline(always)]
-pub fn arrival_in_service(transport: &Transport, remembered: Option<Flow>) -> Arrival {
-    match remembered {
-        // A SYN is a new connection, whatever was remembered of an old one with the same ends.
-        Some(flow) if flow.is(Owner::GuestOpened) && !matches!(transport, Transport::Tcp { opens: true, .. }) => {
-            Arrival::Guest
-        }
-        _ => Arrival::Node,
+pub fn arrival_in_service(transport: &Transport, remembered: Flow) -> Arrival {
+    // A SYN is a new connection, whatever was remembered of an old one with the same ends.
+    if remembered.is(Owner::GuestOpened) && !matches!(transport, Transport::Tcp { opens: true, .. }) {
+        Arrival::Guest
+    } else {
+        Arrival::Node
     }
 }
 
@@ -126,21 +136,23 @@ pub fn arrival_in_service(transport: &Transport, remembered: Option<Flow>) -> Ar
 /// kernel's tick counter, and is called only where it counts.
 #[must_use]
 #[inline(always)]
-pub fn arrival(transport: &Transport, remembered: Option<Flow>, now: impl FnOnce() -> u32) -> Arrival {
+pub fn arrival(transport: &Transport, remembered: Flow, now: impl FnOnce() -> u32) -> Arrival {
     let has_socket = match transport {
         Transport::Tcp { opens: true, .. } => return Arrival::Lookup,
         Transport::Tcp { .. } | Transport::Udp { .. } => true,
         _ => false,
     };
-    match remembered {
-        Some(flow) if flow.is(Owner::Node) => Arrival::Node,
-        Some(flow) if flow.is(Owner::GuestOpened) => Arrival::Guest,
-        Some(flow) if matches!(transport, Transport::Udp { .. }) && now().wrapping_sub(flow.since) > LOOKUP_TICKS => {
-            Arrival::Lookup
-        }
-        Some(_) => Arrival::Guest,
-        None if has_socket => Arrival::Lookup,
-        None => Arrival::Guest,
+    if remembered.is(Owner::Node) {
+        Arrival::Node
+    } else if remembered.is(Owner::GuestOpened) {
+        Arrival::Guest
+    } else if remembered.is(Owner::GuestFound) {
+        let is_old = matches!(transport, Transport::Udp { .. }) && now().wrapping_sub(remembered.since) > LOOKUP_TICKS;
+        if is_old { Arrival::Lookup } else { Arrival::Guest }
+    } else if has_socket {
+        Arrival::Lookup
+    } else {
+        Arrival::Guest
     }
 }
 
@@ -148,13 +160,13 @@ pub fn arrival(transport: &Transport, remembered: Option<Flow>, now: impl FnOnce
 /// the wire, from G; `remembered` is what is known of its flow.
 #[must_use]
 #[inline(always)]
-pub fn quoted_from_node(services: &Services, kind: u8, transport: &Transport, remembered: Option<Flow>) -> bool {
-    match remembered {
-        Some(flow) => flow.is(Owner::Node),
-        None => match *transport {
-            Transport::Udp { destination, .. } if services.overlay.contains(destination) => true,
-            _ => in_service(services, kind, transport, Ends::leaving(transport).local),
-        },
+pub fn quoted_from_node(services: &Services, kind: u8, transport: &Transport, remembered: Flow) -> bool {
+    if remembered.is_known() {
+        return remembered.is(Owner::Node);
+    }
+    match *transport {
+        Transport::Udp { destination, .. } if services.overlay.contains(destination) => true,
+        _ => in_service(services, kind, transport, Ends::leaving(transport).local),
     }
 }
 

@@ -45,11 +45,14 @@ pub mod map {
     pub const FRAGMENTS_V6: &str = "FRAGMENTS_V6";
     /// One [`GuestPorts`](crate::flow::GuestPorts).
     pub const GUEST_PORTS: &str = "GUEST_PORTS";
+    /// TCP flows over IPv4 that are G's: [`flow::settled`](crate::flow::settled) words.
+    pub const SETTLED: &str = "SETTLED";
     /// One `u64` per CPU for each [`counter::index`](crate::counter::index).
     pub const COUNTERS: &str = "COUNTERS";
 
     /// Every map that outlives a program and is pinned.
-    pub const PINNED: [&str; 6] = [FLOWS_V4, FLOWS_V6, FRAGMENTS_V4, FRAGMENTS_V6, GUEST_PORTS, COUNTERS];
+    pub const PINNED: [&str; 7] =
+        [FLOWS_V4, FLOWS_V6, FRAGMENTS_V4, FRAGMENTS_V6, GUEST_PORTS, SETTLED, COUNTERS];
     /// The read-only constants of one program instance: one [`Config`](crate::config::Config).
     /// Not pinned, found through the program that uses it.
     pub const CONSTANTS: &str = ".rodata";

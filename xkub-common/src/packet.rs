@@ -208,6 +208,32 @@ pub struct Ipv4Header {
     pub destination: u32,
 }
 
+/// The header of the most common packet: untagged IPv4 without options that is not a fragment.
+#[inline(always)]
+pub fn plain_ipv4<P: Packet + ?Sized>(packet: &P) -> Option<Ipv4Header> {
+    const IPV4: u16 = ethertype::IPV4.to_be();
+    const VERSION_LENGTH: u8 = 0x45;
+    let ethertype: u16 = packet.read(EthHdr::LEN - 2)?;
+    let header: Ipv4Header = packet.read(EthHdr::LEN)?;
+    let is_plain =
+        ethertype == IPV4 && header.version_length == VERSION_LENGTH && header.fragment & (MORE_V4 | OFFSET_V4) == 0;
+    is_plain.then_some(header)
+}
+
+impl Ipv4Header {
+    /// The transport protocol.
+    #[must_use]
+    #[inline(always)]
+    pub const fn protocol(&self) -> u8 {
+        self.protocol
+    }
+}
+
+/// "More fragments", network byte order.
+const MORE_V4: u16 = 0x2000u16.to_be();
+/// The fragment offset, network byte order.
+const OFFSET_V4: u16 = 0x1fffu16.to_be();
+
 /// Offsets in an IPv4 header.
 pub mod ipv4 {
     /// The header checksum.
@@ -361,8 +387,6 @@ pub fn ipv4<P: Packet + ?Sized>(
     extent: Extent,
 ) -> Result<Datagram<u32>, Malformed> {
     const VERSION: u8 = 4;
-    const MORE: u16 = 0x2000u16.to_be();
-    const OFFSET: u16 = 0x1fffu16.to_be();
 
     let length = usize::from(header.version_length & 0xf) * 4;
     let total = usize::from(u16::from_be(header.total_length));
@@ -376,9 +400,9 @@ pub fn ipv4<P: Packet + ?Sized>(
     if network + length > end {
         return Err(Malformed);
     }
-    let piece = if header.fragment & (MORE | OFFSET) == 0 {
+    let piece = if header.fragment & (MORE_V4 | OFFSET_V4) == 0 {
         Piece::Whole
-    } else if header.fragment & OFFSET == 0 {
+    } else if header.fragment & OFFSET_V4 == 0 {
         Piece::First
     } else {
         Piece::Later

@@ -21,7 +21,7 @@ impl Outcome {
 /// Adds one.
 #[inline(always)]
 pub fn count(family: Family, class: Class, event: Event) {
-    let index = counter::base(maps::place()) + counter::offset(family, class, event);
+    let index = maps::counters() + counter::offset(family, class, event);
     if let Some(counter) = COUNTERS.get_ptr_mut(index) {
         // SAFETY: a pointer into this CPU's value, valid until the program ends. A program on the same CPU
         // that interrupts this one can make one count get lost, which an atomic addition would cost more

@@ -1,9 +1,10 @@
 //! Egress: whatever has N as its source leaves from G.
 
+use network_types::eth::EthHdr;
 use xkub_common::{
     counter::{Class, Event, Family, Place},
     decide::{self, Ends},
-    packet::{self, Extent, Piece, REACH, Transport, ethertype},
+    packet::{self, Extent, Piece, REACH, Transport, ethertype, protocol},
 };
 
 use crate::{
@@ -15,35 +16,51 @@ use crate::{
     rewrite::{self, Way},
 };
 
-/// Translates a frame that leaves.
+/// Translates a frame that leaves, if it is of the most common kind: the same rules as for any other, for which
+/// the compiler knows all offsets.
 #[inline(always)]
-pub fn run<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
+    let header = packet::plain_ipv4(frame)?;
+    match header.protocol() {
+        protocol::TCP | protocol::UDP => Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, &header))),
+        _ => None,
+    }
+}
+
+/// Translates any frame that leaves.
+#[inline(always)]
+pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
         return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
     };
     match link.ethertype {
-        ethertype::IPV4 => (Family::V4, ip::<V4, F>(frame, link.network)),
-        ethertype::IPV6 => (Family::V6, ip::<V6, F>(frame, link.network)),
+        ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
+        ethertype::IPV6 => (Family::V6, read_ip::<V6, F>(frame, link.network)),
         ethertype::ARP => (Family::V4, neighbour::leaving(frame, link.network)),
         _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+    match frame.read::<I::Header>(network) {
+        Some(header) => ip::<I, F>(frame, network, &header),
+        None => Ok(Outcome::new(Event::Malformed, Class::Other)),
+    }
+}
+
+#[inline(always)]
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: &I::Header) -> Result<Outcome, Fault> {
     if !I::enabled() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let Some(header) = frame.read::<I::Header>(network) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
-    };
-    let source = I::source(&header);
+    let source = I::source(header);
     let from_node = source == I::node();
     if !from_node && source != I::guest() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let Ok(datagram) = I::parse(frame, network, &header, Extent::Told) else {
+    let Ok(datagram) = I::parse(frame, network, header, Extent::Told) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
     let kind = datagram.protocol;
@@ -57,7 +74,7 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
     };
     let class = Class::of(kind, transport.as_ref());
     if let Some(Transport::Error) = transport {
-        return icmp::leaving::<I, F>(frame, network, &header, &datagram);
+        return icmp::leaving::<I, F>(frame, network, header, &datagram);
     }
     let Ok(destination) = I::final_destination(frame, &datagram) else {
         return Ok(Outcome::new(Event::Malformed, class));
@@ -82,7 +99,7 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
     rewrite::datagram::<I, F>(
         frame,
         network,
-        &header,
+        header,
         &datagram,
         destination,
         transport.as_ref(),

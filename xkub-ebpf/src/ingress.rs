@@ -1,10 +1,11 @@
 //! Ingress: of what arrives for G, that which is meant for N goes there.
 
+use network_types::eth::EthHdr;
 use xkub_common::{
     counter::{Class, Event, Family},
     decide::{self, Arrival, Ends},
     flow::Owner,
-    packet::{self, Datagram, Extent, Piece, REACH, Transport, ethertype},
+    packet::{self, Datagram, Extent, Piece, REACH, Transport, ethertype, protocol},
 };
 
 use crate::{
@@ -17,33 +18,49 @@ use crate::{
     rewrite::{self, Way},
 };
 
-/// Translates a frame that arrives.
+/// Translates a frame that arrives, if it is of the most common kind: the same rules as for any other, for which
+/// the compiler knows all offsets.
 #[inline(always)]
-pub fn run<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
+    let header = packet::plain_ipv4(frame)?;
+    match header.protocol() {
+        protocol::TCP | protocol::UDP => Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, &header))),
+        _ => None,
+    }
+}
+
+/// Translates any frame that arrives.
+#[inline(always)]
+pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
         return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
     };
     match link.ethertype {
-        ethertype::IPV4 => (Family::V4, ip::<V4, F>(frame, link.network)),
-        ethertype::IPV6 => (Family::V6, ip::<V6, F>(frame, link.network)),
+        ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
+        ethertype::IPV6 => (Family::V6, read_ip::<V6, F>(frame, link.network)),
         ethertype::ARP => (Family::V4, Ok(Outcome::new(Event::Passed, Class::Neighbour))),
         _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+    match frame.read::<I::Header>(network) {
+        Some(header) => ip::<I, F>(frame, network, &header),
+        None => Ok(Outcome::new(Event::Malformed, Class::Other)),
+    }
+}
+
+#[inline(always)]
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: &I::Header) -> Result<Outcome, Fault> {
     if !I::enabled() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let Some(header) = frame.read::<I::Header>(network) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
-    };
-    if I::destination(&header) != I::guest() {
+    if I::destination(header) != I::guest() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let Ok(datagram) = I::parse(frame, network, &header, Extent::Told) else {
+    let Ok(datagram) = I::parse(frame, network, header, Extent::Told) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
     if datagram.routing != 0 {
@@ -52,17 +69,17 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
     }
     if datagram.piece == Piece::Later {
         let arrival = fragment::later::<I>(&datagram);
-        return deliver::<I, F>(frame, network, &header, &datagram, None, arrival);
+        return deliver::<I, F>(frame, network, header, &datagram, None, arrival);
     }
     let Ok(transport) = packet::transport(frame, &datagram) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
     if let Transport::Error = transport {
-        return icmp::arriving::<I, F>(frame, network, &header, &datagram);
+        return icmp::arriving::<I, F>(frame, network, header, &datagram);
     }
     let own = arrival::<I, F>(frame, &datagram, &transport);
     let arrival = if datagram.piece == Piece::First { fragment::first::<I>(&datagram, own) } else { own };
-    deliver::<I, F>(frame, network, &header, &datagram, Some(&transport), arrival)
+    deliver::<I, F>(frame, network, header, &datagram, Some(&transport), arrival)
 }
 
 /// Where a packet with a transport header goes by itself; never [`Arrival::Lookup`].
@@ -78,6 +95,10 @@ fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transpor
         return decide::arrival_in_service(transport, remember::recall::<I>(&key));
     }
     let key = I::flow_key(datagram.source, kind, ends);
+    let is_established = matches!(transport, Transport::Tcp { opens: false, .. });
+    if is_established && remember::is_settled::<I>(&key) {
+        return Arrival::Guest;
+    }
     let known = remember::recall::<I>(&key);
     match decide::arrival(transport, known, remember::now) {
         Arrival::Lookup => {
@@ -88,10 +109,16 @@ fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transpor
             } else {
                 (Owner::GuestFound, Arrival::Guest)
             };
-            remember::remember::<I>(&key, owner, known.is_none(), class);
+            remember::remember::<I>(&key, owner, !known.is_known(), class);
             arrival
         }
-        decided => decided,
+        Arrival::Guest => {
+            if is_established {
+                remember::settle::<I>(&key);
+            }
+            Arrival::Guest
+        }
+        Arrival::Node => Arrival::Node,
     }
 }
 

@@ -11,8 +11,8 @@ use xkub_common::{
     checksum,
     counter::Family,
     decide::Ends,
-    flow::{Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6},
-    packet::{self, Datagram, Extent, Ipv4Header, Ipv6Header, Malformed, Packet, Plain, ipv4, ipv6},
+    flow::{self, Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6},
+    packet::{self, Datagram, Extent, Ipv4Header, Ipv6Header, Malformed, Packet, Plain, ipv4, ipv6, protocol},
 };
 
 use crate::{
@@ -73,6 +73,8 @@ pub trait Ip {
 
     fn flows() -> &'static LruHashMap<Self::FlowKey, Flow>;
     fn flow_key(remote: Self::Address, kind: u8, ends: Ends) -> Self::FlowKey;
+    /// The word that a flow is settled as, where that is done.
+    fn settled(key: &Self::FlowKey) -> Option<u64>;
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, Fragment>;
     fn fragment_key(datagram: &Datagram<Self::Address>) -> Self::FragmentKey;
 
@@ -181,6 +183,10 @@ impl Ip for V4 {
             remote_port: ends.remote.to_be(),
             protocol: u32::from(kind),
         }
+    }
+    #[inline(always)]
+    fn settled(key: &FlowKeyV4) -> Option<u64> {
+        (key.protocol == u32::from(protocol::TCP)).then(|| flow::settled(key))
     }
     #[inline(always)]
     fn fragments() -> &'static LruHashMap<FragmentKeyV4, Fragment> {
@@ -302,6 +308,10 @@ impl Ip for V6 {
             remote_port: ends.remote.to_be(),
             protocol: u32::from(kind),
         }
+    }
+    #[inline(always)]
+    fn settled(_: &FlowKeyV6) -> Option<u64> {
+        None
     }
     #[inline(always)]
     fn fragments() -> &'static LruHashMap<FragmentKeyV6, Fragment> {

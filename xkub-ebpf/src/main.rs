@@ -19,8 +19,7 @@ mod remember;
 mod rewrite;
 
 use aya_ebpf::{
-    EbpfContext as _,
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    bindings::{__sk_buff, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action, xdp_md},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
@@ -59,23 +58,54 @@ const fn xdp(goes_on: bool) -> u32 {
 
 #[classifier]
 pub fn xkub_ingress(context: TcContext) -> i32 {
-    tc(goes_on(ingress::run(&Tc(context.skb.skb))))
+    let skb = context.skb.skb;
+    match ingress::plain(&Tc(skb)) {
+        Some(outcome) => tc(goes_on(outcome)),
+        None => tc_ingress_any(skb),
+    }
+}
+
+#[inline(never)]
+fn tc_ingress_any(skb: *mut __sk_buff) -> i32 {
+    tc(goes_on(ingress::any(&Tc(skb))))
 }
 
 #[classifier]
 pub fn xkub_egress(context: TcContext) -> i32 {
-    tc(goes_on(egress::run(&Tc(context.skb.skb))))
+    let skb = context.skb.skb;
+    match egress::plain(&Tc(skb)) {
+        Some(outcome) => tc(goes_on(outcome)),
+        None => tc_egress_any(skb),
+    }
+}
+
+#[inline(never)]
+fn tc_egress_any(skb: *mut __sk_buff) -> i32 {
+    tc(goes_on(egress::any(&Tc(skb))))
 }
 
 #[xdp]
 pub fn xkub_xdp(context: XdpContext) -> u32 {
-    xdp(goes_on(ingress::run(&Xdp::<false>(context.as_ptr().cast()))))
+    xdp_ingress::<false>(context.ctx)
 }
 
 /// For frames in several buffers (Linux 5.18), which a large MTU needs.
 #[xdp(frags)]
 pub fn xkub_xdp_frags(context: XdpContext) -> u32 {
-    xdp(goes_on(ingress::run(&Xdp::<true>(context.as_ptr().cast()))))
+    xdp_ingress::<true>(context.ctx)
+}
+
+#[inline(always)]
+fn xdp_ingress<const FRAGMENTS: bool>(context: *mut xdp_md) -> u32 {
+    match ingress::plain(&Xdp::<FRAGMENTS>(context)) {
+        Some(outcome) => xdp(goes_on(outcome)),
+        None => xdp_ingress_any::<FRAGMENTS>(context),
+    }
+}
+
+#[inline(never)]
+fn xdp_ingress_any<const FRAGMENTS: bool>(context: *mut xdp_md) -> u32 {
+    xdp(goes_on(ingress::any(&Xdp::<FRAGMENTS>(context))))
 }
 
 #[panic_handler]

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use xkub_common::{
     config::{Config, Services},
     counter,
-    flow::{Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6, GuestPorts},
+    flow::{self, Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6, GuestPorts},
 };
 
 /// Set by the loader before the program is loaded; constant from then on.
@@ -31,6 +31,8 @@ pub static FRAGMENTS_V6: LruHashMap<FragmentKeyV6, Fragment> = LruHashMap::with_
 #[map]
 pub static GUEST_PORTS: Array<GuestPorts> = Array::with_max_entries(1, 0);
 #[map]
+pub static SETTLED: Array<u64> = Array::with_max_entries(flow::SETTLED, 0);
+#[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 
 macro_rules! constant {
@@ -46,6 +48,12 @@ pub(crate) use constant;
 #[inline(always)]
 pub fn place() -> u32 {
     constant!(place)
+}
+
+/// The index of the first counter of the place that this instance stands at.
+#[inline(always)]
+pub fn counters() -> u32 {
+    constant!(counters)
 }
 
 /// The service set.

@@ -9,7 +9,7 @@ use aya_ebpf::{
 use xkub_common::{
     counter::{Class, Event},
     decide::Ends,
-    flow::{Flow, Owner},
+    flow::{self, Flow, Owner},
     packet::{Transport, protocol},
 };
 
@@ -17,7 +17,7 @@ use crate::{
     counters::count,
     frame::Frame,
     ip::Ip,
-    maps::GUEST_PORTS,
+    maps::{GUEST_PORTS, SETTLED},
 };
 
 /// The kernel's tick counter (jiffies), its low half.
@@ -29,15 +29,54 @@ pub fn now() -> u32 {
 
 /// What is remembered of a flow.
 #[inline(always)]
-pub fn recall<I: Ip>(key: &I::FlowKey) -> Option<Flow> {
+pub fn recall<I: Ip>(key: &I::FlowKey) -> Flow {
     // SAFETY: the value is a pair of integers that is written as a whole; a mix of two would be a wrong
     // time at worst.
-    unsafe { I::flows().get(key).copied() }
+    unsafe { I::flows().get(key).copied().unwrap_or(Flow::UNKNOWN) }
+}
+
+/// Whether the flow is known to be G's without a look into the flow map. Not to be asked of a SYN.
+#[inline(always)]
+pub fn is_settled<I: Ip>(key: &I::FlowKey) -> bool {
+    slot::<I>(key).is_some_and(|(word, slot)| {
+        // SAFETY: a pointer into the map, valid until the program ends; words are read whole.
+        unsafe { *slot == word }
+    })
+}
+
+/// Makes that known.
+#[inline(always)]
+pub fn settle<I: Ip>(key: &I::FlowKey) {
+    if let Some((word, slot)) = slot::<I>(key) {
+        // SAFETY: as in `is_settled`.
+        unsafe { *slot = word };
+    }
+}
+
+#[inline(always)]
+fn unsettle<I: Ip>(key: &I::FlowKey) {
+    if let Some((word, slot)) = slot::<I>(key) {
+        // SAFETY: as in `is_settled`.
+        unsafe {
+            if *slot == word {
+                *slot = 0;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn slot<I: Ip>(key: &I::FlowKey) -> Option<(u64, *mut u64)> {
+    let word = I::settled(key)?;
+    Some((word, SETTLED.get_ptr_mut(flow::settled_index(word))?))
 }
 
 /// Remembers a flow, whatever was remembered of it before.
 #[inline(always)]
 pub fn remember<I: Ip>(key: &I::FlowKey, owner: Owner, is_new: bool, class: Class) {
+    if owner == Owner::Node {
+        unsettle::<I>(key);
+    }
     match I::flows().insert(key, Flow::new(owner, now()), 0) {
         Ok(()) if is_new => count(I::FAMILY, class, Event::Remembered),
         Ok(()) => {}
@@ -49,8 +88,8 @@ pub fn remember<I: Ip>(key: &I::FlowKey, owner: Owner, is_new: bool, class: Clas
 #[inline(always)]
 pub fn remember_node<I: Ip>(key: &I::FlowKey, class: Class) {
     let known = recall::<I>(key);
-    if known.is_none_or(|flow| !flow.is(Owner::Node)) {
-        remember::<I>(key, Owner::Node, known.is_none(), class);
+    if !known.is(Owner::Node) {
+        remember::<I>(key, Owner::Node, !known.is_known(), class);
     }
 }
 
@@ -58,8 +97,8 @@ pub fn remember_node<I: Ip>(key: &I::FlowKey, class: Class) {
 #[inline(always)]
 pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, local: u16, class: Class) {
     let known = recall::<I>(key);
-    if known.is_none_or(|flow| flow.is(Owner::GuestFound)) {
-        remember::<I>(key, Owner::GuestOpened, known.is_none(), class);
+    if !known.is_known() || known.is(Owner::GuestFound) {
+        remember::<I>(key, Owner::GuestOpened, !known.is_known(), class);
         if let Some(port) = guest_port(transport, local) {
             // SAFETY: a pointer into the map's only value, valid until the program ends; whoever races
             // with this writes the same.
