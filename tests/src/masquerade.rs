@@ -125,7 +125,7 @@ impl Builder {
         self
     }
 
-    /// Lets the lab outlive this process; see [`Masquerade::remove`].
+    /// Makes it possible that the lab outlives this process; see [`Masquerade::leave_standing`].
     #[must_use]
     pub fn standing(mut self) -> Self {
         self.standing = true;
@@ -369,27 +369,6 @@ impl Masquerade {
         }
     }
 
-    /// The lab whose namespaces are held by the processes `pids`, in the order of [`Masquerade::namespaces`].
-    ///
-    /// # Errors
-    /// When one of them is gone.
-    pub fn adopt(pids: [i32; 6], mtu: u32) -> Result<Self> {
-        let [fabric, client, launcher1, guest1, launcher2, guest2] = pids;
-        let node = |number, launcher, guest| -> Result<Node> {
-            Ok(Node {
-                number,
-                launcher: Namespace::adopt(format!("launcher{number}"), launcher)?,
-                guest: Namespace::adopt(format!("guest{number}"), guest)?,
-            })
-        };
-        Ok(Self {
-            fabric: Namespace::adopt("fabric", fabric)?,
-            client: Namespace::adopt("client", client)?,
-            nodes: [node(1, launcher1, guest1)?, node(2, launcher2, guest2)?],
-            mtu,
-        })
-    }
-
     /// Node 0 or node 1.
     ///
     /// # Panics
@@ -500,11 +479,9 @@ impl Masquerade {
         Ok(())
     }
 
-    /// Ends a standing lab.
-    ///
-    /// # Errors
-    /// When a holder can't be signalled.
-    pub fn remove(self) -> Result<()> {
+    /// Leaves the lab standing when this object is dropped, and when this process ends if it was built with
+    /// [`Builder::standing`]. Ending the holders of [`Masquerade::namespaces`] then ends it.
+    pub fn leave_standing(&mut self) {
         let Self {
             fabric,
             client,
@@ -514,14 +491,13 @@ impl Masquerade {
         for namespace in [
             fabric,
             client,
-            one.launcher,
-            one.guest,
-            two.launcher,
-            two.guest,
+            &mut one.launcher,
+            &mut one.guest,
+            &mut two.launcher,
+            &mut two.guest,
         ] {
-            namespace.remove()?;
+            namespace.leave_standing();
         }
-        Ok(())
     }
 }
 

@@ -41,7 +41,7 @@ pub struct Namespace {
 enum Holder {
     /// A child that ends when its standard input closes: at the latest when this process ends, however it ends.
     Guarded(Child),
-    /// A process that outlives us; its end is somebody else's decision.
+    /// A process that outlives us; its end is somebody else's decision. It is never waited for: init reaps it.
     Standing(i32),
 }
 
@@ -61,7 +61,7 @@ impl NamespaceBuilder {
         self
     }
 
-    /// Lets the namespace outlive this process: ended only by [`Namespace::remove`].
+    /// Makes it possible that the namespace outlives this process; see [`Namespace::leave_standing`].
     #[must_use]
     pub fn standing(mut self, standing: bool) -> Self {
         self.standing = standing;
@@ -119,15 +119,9 @@ impl NamespaceBuilder {
             .with_context(|| format!("make namespace {name} (this needs root)"))?;
         let pid = i32::try_from(child.id())?;
         let (net, mounts) = open_namespaces(pid)?;
-        let holder = if standing {
-            // Never waited for here: it outlives this process, and init reaps it.
-            Holder::Standing(pid)
-        } else {
-            Holder::Guarded(child)
-        };
         let namespace = Namespace {
             name,
-            holder,
+            holder: Holder::Guarded(child),
             net,
             mounts,
         };
@@ -154,20 +148,6 @@ impl Namespace {
         Self::builder(name).build()
     }
 
-    /// The namespace that the process `pid` stands in, which this object then does not own.
-    ///
-    /// # Errors
-    /// When there is no such process.
-    pub fn adopt(name: impl Into<String>, pid: i32) -> Result<Self> {
-        let (net, mounts) = open_namespaces(pid)?;
-        Ok(Self {
-            name: name.into(),
-            holder: Holder::Standing(pid),
-            net,
-            mounts,
-        })
-    }
-
     /// What the namespace is called in messages.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -185,18 +165,10 @@ impl Namespace {
         }
     }
 
-    /// Ends a standing namespace's holder, and with it the namespace.
-    ///
-    /// # Errors
-    /// When the holder can't be signalled.
-    pub fn remove(self) -> Result<()> {
-        if let Holder::Standing(pid) = self.holder {
-            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL)
-                .with_context(|| format!("end the holder of {}", self.name))?;
-            // Reaped when it is our own child; otherwise init does.
-            let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), None);
-        }
-        Ok(())
+    /// Leaves the namespace standing when this object is dropped, and when this process ends if it was built with
+    /// [`NamespaceBuilder::standing`]; whoever ends the process [`Namespace::pid`] ends it.
+    pub fn leave_standing(&mut self) {
+        self.holder = Holder::Standing(self.pid());
     }
 
     /// A command that will run inside this namespace.

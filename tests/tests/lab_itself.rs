@@ -27,19 +27,18 @@ fn guest_reaches_the_world_from_the_guest_address() {
     Client::to(server.address())
         .tcp(&lab.node(0).guest, b"who am I?")
         .unwrap();
-    wait_seen(&server, NODE_V4[0].into());
+    wait_seen(&server, NODE_V4[0].into()).unwrap();
     let server = EchoServer::tcp(&lab.client, (CLIENT_V6, 0)).unwrap();
     Client::to(server.address())
         .tcp(&lab.node(1).guest, b"who am I?")
         .unwrap();
-    wait_seen(&server, NODE_V6[1].into());
+    wait_seen(&server, NODE_V6[1].into()).unwrap();
 }
 
-fn wait_seen(server: &EchoServer, peer: std::net::IpAddr) {
+fn wait_seen(server: &EchoServer, peer: std::net::IpAddr) -> anyhow::Result<()> {
     xkub_tests::wait::wait_until("the server to have seen its client", PATIENCE, || {
         Ok(server.seen().iter().any(|seen| seen.peer.ip() == peer))
     })
-    .unwrap();
 }
 
 #[test]
