@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use xkub_tests::foreign::{Behaviour, Direction, Foreign};
 use xkub_tests::masquerade::{
     CLIENT_V4, CLIENT_V6, Family, GATEWAY_V4, GATEWAY_V6, GUEST_V4, Masquerade, NODE_V4, NODE_V6,
     NodeAddress, Overlay,
@@ -314,4 +315,44 @@ fn nothing_of_a_lab_is_seen_outside_and_nothing_is_left() {
             "holder {pid} is left"
         );
     }
+}
+
+#[test]
+fn foreign_programs_do_what_they_say() {
+    let lab = Masquerade::builder().build().unwrap();
+    let guest = &lab.node(0).guest;
+    let attach =
+        |direction, behaviour| Foreign::attach(guest, "eth0", direction, "cni", behaviour).unwrap();
+    let reaches_client = || Ping::to(CLIENT_V4).run(guest).unwrap().complete();
+    {
+        let _pass = attach(Direction::Egress, Behaviour::PassOn);
+        assert!(reaches_client());
+        let _drop = attach(Direction::Egress, Behaviour::DropFrom(GUEST_V4));
+        assert!(!reaches_client());
+    }
+    {
+        // Whoever stands behind one that ends the chain is never run.
+        let _end = attach(Direction::Egress, Behaviour::EndChain);
+        let _drop = attach(Direction::Egress, Behaviour::DropFrom(GUEST_V4));
+        assert!(reaches_client());
+    }
+    {
+        // The launcher drops what claims its own address.
+        let masquerade = Behaviour::MasqueradePing {
+            guest: GUEST_V4,
+            node: NODE_V4[0],
+        };
+        let _masquerade = attach(Direction::Egress, masquerade);
+        assert!(!reaches_client());
+    }
+    let server = EchoServer::udp(guest, (GUEST_V4, 8473)).unwrap();
+    let ask = || {
+        Client::to((NODE_V4[0], server.port()))
+            .patience(SILENCE)
+            .udp(&lab.client, b"there?")
+    };
+    ask().unwrap();
+    let _drop = attach(Direction::Ingress, Behaviour::DropUdpTo(GUEST_V4, 8473));
+    ask().unwrap_err();
+    assert!(reaches_client());
 }

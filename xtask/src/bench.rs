@@ -28,6 +28,9 @@ pub struct Datapath {
     /// How long one measurement takes, in seconds.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
+    /// Measure these variants only; the reference is always measured.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<datapath::Variant>,
     /// Leave the namespaces out: nanoseconds a packet alone.
     #[arg(long)]
     test_run_only: bool,

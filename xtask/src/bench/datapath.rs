@@ -4,9 +4,10 @@
 //! what iptables leaves behind (connection tracking, registered hooks) would slow down whoever comes next.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use std::time::Duration;
+use clap::ValueEnum;
 use xkub_tests::masquerade::{
     Family, GATEWAY_V4, GUEST_V4, Masquerade, OVERLAY_PORT, Overlay, UPLINK, nft_stateless,
 };
@@ -35,8 +36,8 @@ const UDP: Case = Case {
 };
 
 /// A way to make the overlay work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Variant {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Variant {
     /// Source by route: works without any fix, because the VXLAN socket is a wildcard one.
     Reference,
     /// DNAT and SNAT in the guest.
@@ -177,6 +178,12 @@ pub fn run(arguments: &Datapath) -> Result<()> {
 fn lab_rows(arguments: &Datapath) -> Result<Vec<Row>> {
     let mut contestants = Vec::new();
     for variant in Variant::ALL {
+        let wanted = variant == Variant::Reference
+            || arguments.only.is_empty()
+            || arguments.only.contains(&variant);
+        if !wanted {
+            continue;
+        }
         say(format_args!("lab for {}", variant.name()));
         let lab = variant
             .build()
