@@ -29,11 +29,17 @@ fn main() -> Result<()> {
     for variable in [TOOLCHAIN, "PATH", "RUSTUP_TOOLCHAIN", "RUSTUP_HOME"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
-    let workspace = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").context("CARGO_MANIFEST_DIR is not set")?)
-        .parent()
-        .context("the package is not in a workspace")?
-        .to_owned();
-    for path in ["xkub-common/src", "xkub-common/Cargo.toml", "Cargo.toml", "Cargo.lock"] {
+    let workspace =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").context("CARGO_MANIFEST_DIR is not set")?)
+            .parent()
+            .context("the package is not in a workspace")?
+            .to_owned();
+    for path in [
+        "xkub-common/src",
+        "xkub-common/Cargo.toml",
+        "Cargo.toml",
+        "Cargo.lock",
+    ] {
         println!("cargo:rerun-if-changed={}", workspace.join(path).display());
     }
 
@@ -49,7 +55,9 @@ fn main() -> Result<()> {
     build_ebpf(
         [Package {
             name: "xkub-ebpf",
-            root_dir: root_dir.to_str().context("the path of the workspace is not UTF-8")?,
+            root_dir: root_dir
+                .to_str()
+                .context("the path of the workspace is not UTF-8")?,
             ..Package::default()
         }],
         Toolchain::Custom(&toolchain),
@@ -66,7 +74,9 @@ fn toolchain() -> Result<String> {
     }
     if !in_path("rustup") {
         let sysroot = sysroot(&mut Command::new("rustc"));
-        if sysroot.is_some_and(|sysroot| has_sources(&sysroot)) && is_new_enough(&mut Command::new("rustc")) {
+        if sysroot.is_some_and(|sysroot| has_sources(&sysroot))
+            && is_new_enough(&mut Command::new("rustc"))
+        {
             return Ok(DEBIAN.to_owned());
         }
         bail!("`rustc` in PATH is too old or has no sources for `core`; {HELP}");
@@ -118,16 +128,29 @@ fn has_sources(sysroot: &Path) -> bool {
 fn is_new_enough(rustc: &mut Command) -> bool {
     // "rustc 1.96.0 (…)"
     stdout(rustc.arg("--version"))
-        .and_then(|version| version.split_whitespace().nth(1)?.split('.').nth(1)?.parse::<u32>().ok())
+        .and_then(|version| {
+            version
+                .split_whitespace()
+                .nth(1)?
+                .split('.')
+                .nth(1)?
+                .parse::<u32>()
+                .ok()
+        })
         .is_some_and(|minor| minor >= MINIMUM_MINOR)
 }
 
 fn stdout(command: &mut Command) -> Option<String> {
     let output = command.output().ok()?;
-    output.status.success().then(|| String::from_utf8(output.stdout).ok())?
+    output
+        .status
+        .success()
+        .then(|| String::from_utf8(output.stdout).ok())?
 }
 
 fn in_path(program: impl AsRef<OsStr>) -> bool {
     let program = program.as_ref();
-    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|directory| directory.join(program).is_file()))
+    env::var_os("PATH").is_some_and(|path| {
+        env::split_paths(&path).any(|directory| directory.join(program).is_file())
+    })
 }

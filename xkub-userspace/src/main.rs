@@ -1,2 +1,9 @@
-//! xkub
-fn main() {}
+//! `xkub`: one binary for everything.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}

@@ -1,0 +1,80 @@
+//! The command line: what there is, and what comes of it.
+//!
+//! Exit codes: 0 fine, 1 something is wrong (one line on stderr says what), 2 usage.
+
+mod completions;
+mod datapath;
+mod output;
+mod table;
+
+use std::{
+    io::{IsTerminal as _, stderr},
+    process::ExitCode,
+};
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use self::output::Format;
+
+/// Makes a KubeVirt VM on masquerade networking an ordinary Kubernetes node
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true)]
+struct Arguments {
+    /// How state is printed
+    #[arg(
+        long,
+        short,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "XKUB_OUTPUT"
+    )]
+    output: Format,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The eBPF programs on the uplink
+    #[command(subcommand)]
+    Datapath(Box<datapath::Command>),
+    /// Completions for a shell
+    Completions(completions::Arguments),
+}
+
+/// Does what the command line says.
+pub fn run() -> ExitCode {
+    // clap ends the process with code 2 on bad usage.
+    let Arguments { output, command } = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::try_from_env("XKUB_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
+        )
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .without_time()
+        .init();
+    let result = match command {
+        Command::Datapath(command) => datapath::run(*command, output),
+        Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xkub: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,358 @@
+//! Attaching: the ladder of hooks, the maps, the node address, and the way back when something fails.
+
+use std::net::IpAddr;
+
+use aya::maps::{MapData, MapError, MapInfo};
+use tracing::{debug, warn};
+use xkub_common::{config::Config, counter::Place, map};
+
+use super::{
+    bpffs, capabilities,
+    chain::{self, Attachment},
+    change::{Change, sweep},
+    clsact,
+    error::Error,
+    hook::{Direction, Hook, PlaceExt as _},
+    object::{self, Instance, MapShape, Maps, ObjectError},
+    pins::{self, Pins},
+    repair,
+    settings::{DualAddress, IngressHook, Settings, address_pairs_of, hooks_to_try},
+    show::{self, Datapath},
+    sys, xdp,
+};
+use crate::{
+    netlink::Netlink,
+    node::{
+        address_device::{AddressDevice, LOOPBACK},
+        uplink::{self, Uplink},
+    },
+};
+
+/// Puts the datapath on an uplink, or changes the one that is there. The answer's warnings also say what this
+/// call did that was not asked for: a map made anew, `lo` for want of a dummy device.
+///
+/// Nothing is changed before all settings are checked. When something fails half-way, what was there before
+/// stays, and what this call did is taken back.
+///
+/// # Errors
+/// [`Error`], one variant per cause.
+pub fn attach(settings: &Settings) -> Result<Datapath, Error> {
+    settings.validate()?;
+    let netlink = Netlink::open()?;
+    let uplink = uplink::find(&netlink, &settings.uplink)?;
+    let pairs = settings.address_pairs(&uplink.addresses)?;
+    let config = settings.config(&pairs);
+    capabilities::check()?;
+    require_free_hooks(&netlink, &uplink, settings.ingress_hook)?;
+    bpffs::ensure_mounted()?;
+
+    let pins = Pins::of(&uplink.name);
+    let existed = pins.exist();
+    let lock = pins.lock()?;
+    pins.create()?;
+    let attaching = Attaching {
+        settings,
+        netlink: &netlink,
+        uplink: &uplink,
+        pins: &pins,
+        config: &config,
+        node: pairs.node(),
+    };
+    let result = attaching.run();
+    if result.is_err() && !existed {
+        pins.remove()?;
+    }
+    let mut datapath = result.and_then(|notes| {
+        let mut datapath = show::show(&netlink, &uplink::find(&netlink, &uplink.name)?, &pins)?;
+        datapath.warnings.splice(0..0, notes);
+        Ok(datapath)
+    })?;
+    drop(lock);
+    datapath.warnings.dedup();
+    Ok(datapath)
+}
+
+/// Looks for programs that leave us no room, before anything is changed.
+fn require_free_hooks(
+    netlink: &Netlink,
+    uplink: &Uplink,
+    wanted: IngressHook,
+) -> Result<(), Error> {
+    match wanted {
+        IngressHook::Xdp => xdp::require_free_slot(uplink),
+        IngressHook::Clsact => require_no_foreign_tcx(netlink, uplink),
+        IngressHook::Auto | IngressHook::Tcx => Ok(()),
+    }
+}
+
+/// TCX runs before clsact, and a TCX program that ends the chain ends ours with it.
+fn require_no_foreign_tcx(netlink: &Netlink, uplink: &Uplink) -> Result<(), Error> {
+    for direction in Direction::ALL {
+        for entry in chain::read(netlink, uplink, direction, &[])? {
+            if entry.hook == Hook::Tcx && !entry.ours {
+                return Err(Error::HiddenByTcx {
+                    uplink: uplink.name.clone(),
+                    direction,
+                    id: entry.id.unwrap_or_default(),
+                    name: entry.name,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The order in which places are filled: egress first, so that the first flow that is translated on its way
+/// out is remembered.
+const ORDER: [Place; 3] = [Place::EgressFirst, Place::EgressLast, Place::Ingress];
+
+struct Attaching<'a> {
+    settings: &'a Settings,
+    netlink: &'a Netlink,
+    uplink: &'a Uplink,
+    pins: &'a Pins,
+    config: &'a Config,
+    node: DualAddress,
+}
+
+impl Attaching<'_> {
+    /// Does it all. What is worth saying.
+    fn run(&self) -> Result<Vec<String>, Error> {
+        let previous = self.previous_node_address();
+        let mut notes = Vec::new();
+        let mut change = Change::new(self.netlink, self.uplink, self.pins);
+        let standing = match self.put_everything(&mut change, &mut notes) {
+            Ok(()) => change.finish()?,
+            Err(error) => {
+                change.roll_back();
+                return Err(error);
+            }
+        };
+        self.clear_away(&standing)?;
+        self.remove_old_addresses(previous)?;
+        // Somebody may have attached at the same moment.
+        repair::repair(self.netlink, self.uplink, self.pins)?;
+        Ok(notes)
+    }
+
+    fn put_everything(
+        &self,
+        change: &mut Change<'_>,
+        notes: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        self.recover_maps()?;
+        let maps = self.maps(change, notes)?;
+        // All are loaded before any is attached: the verifier refuses before something has changed.
+        let mut instances = Vec::new();
+        for place in ORDER {
+            let config = Config {
+                place: place as u32,
+                ..*self.config
+            };
+            let mut instance = object::load(&config, &maps)?;
+            match (place, self.settings.ingress_hook) {
+                (Place::Ingress, IngressHook::Xdp) => drop(instance.xdp()?),
+                _ => drop(instance.classifier(place.program(Hook::Tcx))?),
+            }
+            instances.push((place, instance));
+        }
+        self.put_addresses(change, notes)?;
+        self.climb(change, &mut instances)
+    }
+
+    /// The ladder: each pair of hooks in turn, until the kernel has one.
+    fn climb(
+        &self,
+        change: &mut Change<'_>,
+        instances: &mut [(Place, Instance)],
+    ) -> Result<(), Error> {
+        let rungs = hooks_to_try(self.settings.ingress_hook);
+        let mut is_tcx_missing = false;
+        for (ingress, egress) in rungs {
+            if *egress == Hook::Clsact {
+                require_no_foreign_tcx(self.netlink, self.uplink)?;
+            }
+            let result = instances.iter_mut().try_for_each(|(place, instance)| {
+                let hook = match place.direction() {
+                    Direction::Ingress => *ingress,
+                    Direction::Egress => *egress,
+                };
+                change.place(*place, hook, instance)
+            });
+            match result {
+                // Found out with the first program, so that nothing stands yet.
+                Err(Error::NoTcx) if rungs.len() > 1 => {
+                    debug!("the kernel has no TCX");
+                    is_tcx_missing = true;
+                }
+                Err(Error::NoClsact { missing }) if is_tcx_missing => {
+                    return Err(Error::NoHook { missing });
+                }
+                other => return other,
+            }
+        }
+        Err(Error::NoTcx)
+    }
+
+    /// When the pins are gone (bpffs was unmounted) and the programs are not, their maps are worth keeping:
+    /// flows that were opened from the node address live in them.
+    fn recover_maps(&self) -> Result<(), Error> {
+        let mut ids = Vec::new();
+        for direction in Direction::ALL {
+            for entry in chain::read(self.netlink, self.uplink, direction, &[])? {
+                if let (true, Some(id)) = (entry.ours, entry.id)
+                    && let Ok(info) = sys::program_by_id(id).and_then(sys::program_info)
+                {
+                    ids.extend(info.map_ids);
+                }
+            }
+        }
+        for id in ids {
+            let Ok(data) = MapData::from_id(id) else {
+                continue;
+            };
+            let Ok(info) = data.info() else {
+                continue;
+            };
+            let name = map::PINNED
+                .into_iter()
+                .find(|name| name.as_bytes() == info.name());
+            if let Some(name) = name
+                && pins::open(&self.pins.map(name))?.is_none()
+            {
+                match data.pin(self.pins.map(name)) {
+                    Ok(()) => debug!(name, id, "map recovered from a program"),
+                    Err(error) => warn!(name, id, %error, "map could not be recovered"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the maps are pinned, those that can't be used any more replaced.
+    fn maps(&self, change: &mut Change<'_>, notes: &mut Vec<String>) -> Result<Maps, Error> {
+        let flow_entries = self.settings.flow_entries;
+        let mut maps = Maps {
+            flow_entries,
+            pins: Vec::new(),
+        };
+        for (name, wanted) in object::map_shapes(flow_entries)? {
+            let path = self.pins.map(name);
+            let unreadable = |source: MapError| {
+                Error::Object(ObjectError::Map {
+                    name: name.to_owned(),
+                    source: Box::new(source),
+                })
+            };
+            let there = match pins::open(&path)? {
+                Some(_) => {
+                    let info = MapInfo::from_pin(&path).map_err(unreadable)?;
+                    Some(MapShape::of(&info).map_err(unreadable)?)
+                }
+                None => None,
+            };
+            match there {
+                Some(there) if there != wanted => {
+                    notes.push(if there.max_entries == wanted.max_entries {
+                        format!("map {name} was made anew, because its layout has changed; what was in it is forgotten")
+                    } else {
+                        format!(
+                            "map {name} was made anew with room for {} entries instead of {}; what was in it is forgotten",
+                            wanted.max_entries, there.max_entries
+                        )
+                    });
+                    maps.pins.push((name, change.replacement(path)?));
+                }
+                _ => maps.pins.push((name, path)),
+            }
+        }
+        Ok(maps)
+    }
+
+    fn put_addresses(&self, change: &mut Change<'_>, notes: &mut Vec<String>) -> Result<(), Error> {
+        let Some(name) = &self.settings.address_device else {
+            return Ok(());
+        };
+        let device = AddressDevice::ensure(self.netlink, name, self.uplink.mtu)?;
+        change.used_device(&device);
+        if device.name != *name {
+            notes.push(format!(
+                "this kernel has no dummy device for {name}; the node address is on {LOOPBACK}, whose MTU kube-router and Felix take over"
+            ));
+        }
+        for address in self.node.iter() {
+            if change.add_address(&device, address)? {
+                self.pins.mark_address(&device.name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what this change has replaced, on whatever hook.
+    fn clear_away(&self, standing: &[Attachment]) -> Result<(), Error> {
+        let ids: Vec<u32> = self
+            .pins
+            .programs()?
+            .iter()
+            .map(|(_, info)| info.id)
+            .collect();
+        for removed in sweep(self.netlink, self.uplink, &ids, standing)? {
+            debug!(removed, "removed");
+        }
+        let uses_clsact = standing
+            .iter()
+            .any(|attachment| matches!(attachment, Attachment::Clsact(_)));
+        if !uses_clsact && self.pins.is_clsact_ours() {
+            clsact::remove_qdisc_if_unused(self.netlink, self.uplink)?;
+            self.pins.unmark_clsact();
+        }
+        Ok(())
+    }
+
+    /// The node address as it is attached now, as far as it can be told.
+    fn previous_node_address(&self) -> DualAddress {
+        self.pins
+            .programs()
+            .ok()
+            .and_then(|programs| object::constants(&programs.first()?.1).ok())
+            .map(|config| address_pairs_of(&config).node())
+            .unwrap_or_default()
+    }
+
+    /// Takes from the devices that we put it on what is not the node address any more.
+    fn remove_old_addresses(&self, previous: DualAddress) -> Result<(), Error> {
+        if self.settings.address_device.is_none() {
+            return Ok(());
+        }
+        let current: Vec<IpAddr> = self.node.iter().collect();
+        for name in self.pins.address_devices()? {
+            let Some(device) = AddressDevice::find(self.netlink, &name)? else {
+                self.pins.unmark_address(&name);
+                continue;
+            };
+            let is_current = self.holds_current(&device);
+            for address in previous.iter() {
+                if !is_current || !current.contains(&address) {
+                    device.remove(self.netlink, address)?;
+                }
+            }
+            if !is_current {
+                device.remove_if_unused(self.netlink)?;
+                self.pins.unmark_address(&name);
+            }
+        }
+        Ok(())
+    }
+
+    fn holds_current(&self, device: &AddressDevice) -> bool {
+        match &self.settings.address_device {
+            Some(wanted) if *wanted == device.name => true,
+            // The fallback.
+            Some(wanted) => {
+                device.name == LOOPBACK
+                    && matches!(AddressDevice::find(self.netlink, wanted), Ok(None))
+            }
+            None => false,
+        }
+    }
+}

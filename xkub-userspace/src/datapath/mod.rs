@@ -1,0 +1,114 @@
+//! The datapath on the uplink: loading, attaching, looking at it. The only place that knows aya.
+//!
+//! All functions block. They act in the network namespace and the mount namespace of the calling thread.
+
+mod attach;
+mod bpffs;
+mod capabilities;
+mod chain;
+mod change;
+mod clsact;
+mod counters;
+mod detach;
+mod error;
+mod hook;
+pub mod object;
+mod pins;
+mod repair;
+pub mod settings;
+mod show;
+mod sys;
+mod tcx;
+mod watch;
+mod xdp;
+
+use self::pins::Pins;
+pub use self::{
+    attach::attach,
+    bpffs::BpffsError,
+    capabilities::CapabilityError,
+    chain::Entry,
+    counters::{Counter, Flows, Stats, seen},
+    detach::Detached,
+    error::Error,
+    hook::{Direction, Hook, PlaceExt},
+    repair::{Cause, Repair},
+    settings::Settings,
+    show::{AddressLine, Chains, Datapath, Hooks, MapLine, ProgramLine},
+    watch::Watched,
+};
+use crate::{
+    netlink::Netlink,
+    node::uplink::{self, UplinkError},
+};
+
+/// Describes a datapath. Without a name: the only one there is.
+///
+/// # Errors
+/// [`Error::NothingAttached`], [`Error::NotAttached`], [`Error::SeveralAttached`], and whatever the kernel
+/// does not tell. Needs `CAP_SYS_ADMIN`, without which the kernel does not say whose programs are whose.
+pub fn show(uplink: Option<&str>) -> Result<Datapath, Error> {
+    let name = attached(uplink)?;
+    let netlink = Netlink::open()?;
+    let uplink = uplink::find(&netlink, &name)?;
+    show::show(&netlink, &uplink, &Pins::of(&name))
+}
+
+/// Reads a datapath's counters. Without a name: the only one there is.
+///
+/// # Errors
+/// As [`show`].
+pub fn stats(uplink: Option<&str>) -> Result<Stats, Error> {
+    let uplink = attached(uplink)?;
+    let pins = Pins::of(&uplink);
+    let counters = counters::counters(&pins)?;
+    Ok(Stats {
+        flows: counters::flows(&pins, &counters)?,
+        uplink,
+        counters,
+    })
+}
+
+/// Removes a datapath and all that belongs to it. Without a name: the only one there is. A name that has none
+/// is no error; [`Detached::removed`] is empty then.
+///
+/// # Errors
+/// [`Error::NothingAttached`] and [`Error::SeveralAttached`] without a name; whatever can't be removed.
+pub fn detach(uplink: Option<&str>) -> Result<Detached, Error> {
+    match uplink {
+        Some(name) => detach::detach(name),
+        None => detach::detach(&attached(None)?),
+    }
+}
+
+/// Keeps a datapath in its place until SIGTERM, SIGINT or its detachment: TCX programs are made first and last
+/// again, filters and the qdisc put back. `report` hears of everything.
+///
+/// # Errors
+/// As [`show`]; [`Error::Wait`]. What fails later is reported, and tried again.
+pub fn watch(uplink: Option<&str>, mut report: impl FnMut(Watched)) -> Result<(), Error> {
+    watch::watch(&attached(uplink)?, &mut report)
+}
+
+/// The uplink that is meant, if it has a datapath.
+fn attached(uplink: Option<&str>) -> Result<String, Error> {
+    capabilities::check()?;
+    let uplinks = if bpffs::is_mounted()? {
+        Pins::uplinks()?
+    } else {
+        Vec::new()
+    };
+    match (uplink, uplinks.as_slice()) {
+        (Some(name), _) if uplinks.iter().any(|uplink| uplink == name) => Ok(name.to_owned()),
+        (Some(name), _) => {
+            // A name that is no interface at all is the likelier mistake.
+            match uplink::find(&Netlink::open()?, name) {
+                Err(error @ UplinkError::Unknown { .. }) => Err(error.into()),
+                _ => Err(Error::NotAttached(name.to_owned())),
+            }
+        }
+        (None, [only]) => Ok(only.clone()),
+        (None, []) => Err(Error::NothingAttached),
+        (None, _) => Err(Error::SeveralAttached(uplinks)),
+    }
+}

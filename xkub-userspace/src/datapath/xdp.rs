@@ -1,0 +1,97 @@
+//! Attaching to native XDP. Never to generic XDP, which is slower than TCX and loses offloads besides.
+
+use std::{io, os::fd::OwnedFd};
+
+use aya::programs::{ProgramError, Xdp, XdpMode, links::FdLink, xdp::XdpError};
+
+use super::{
+    chain,
+    error::{Error, io_error},
+    sys::{self, LinkTarget},
+};
+use crate::node::uplink::Uplink;
+
+/// What attaching came to.
+pub(super) enum Attached {
+    /// A new link, which detaches the program again when it is dropped unpinned.
+    New(FdLink),
+    /// The slot holds a program of ours whose pin is gone.
+    Orphan { link: OwnedFd, program_id: u32 },
+}
+
+/// Attaches in driver mode.
+///
+/// # Errors
+/// [`Error::XdpSlotTaken`], [`Error::XdpRefused`], [`Error::NoXdpLink`].
+pub(super) fn attach(program: &mut Xdp, uplink: &Uplink) -> Result<Attached, Error> {
+    require_free_slot(uplink)?;
+    if let Some(program_id) = uplink.xdp_program
+        && let Some(link) = link_of(uplink.index, program_id)
+    {
+        return Ok(Attached::Orphan { link, program_id });
+    }
+    let id = program
+        .attach_to_if_index(uplink.index, XdpMode::Driver)
+        .map_err(|error| refusal(uplink, error))?;
+    let link = program
+        .take_link(id)
+        .map_err(|error| refusal(uplink, error))?;
+    link.try_into()
+        .map(Attached::New)
+        .map_err(|_| Error::NoXdpLink)
+}
+
+/// Looks whether the slot is free, or ours.
+///
+/// # Errors
+/// [`Error::XdpSlotTaken`].
+pub(super) fn require_free_slot(uplink: &Uplink) -> Result<(), Error> {
+    let Some(id) = uplink.xdp_program else {
+        return Ok(());
+    };
+    let name = chain::program_name(id);
+    if name.as_deref().is_some_and(chain::is_our_name) {
+        return Ok(());
+    }
+    Err(Error::XdpSlotTaken {
+        uplink: uplink.name.clone(),
+        id,
+        name: name.unwrap_or_else(|| "unknown".to_owned()),
+    })
+}
+
+fn refusal(uplink: &Uplink, error: ProgramError) -> Error {
+    let reason = match error {
+        // aya asks again by netlink when the kernel says EINVAL, and there the driver gives its reason.
+        ProgramError::XdpError(XdpError::NetlinkError(error)) => error.to_string(),
+        other => match io_error(other) {
+            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => "it has none".to_owned(),
+            error => error.to_string(),
+        },
+    };
+    Error::XdpRefused {
+        uplink: uplink.name.clone(),
+        reason,
+    }
+}
+
+/// The link by which a program is in an interface's slot.
+fn link_of(ifindex: u32, program_id: u32) -> Option<OwnedFd> {
+    sys::link_ids()
+        .unwrap_or_default()
+        .into_iter()
+        .find_map(|id| {
+            let link = sys::link_by_id(id).ok()?;
+            let info = sys::link_info(&link).ok()?;
+            let is_it = info.target == LinkTarget::Xdp { ifindex } && info.program_id == program_id;
+            is_it.then_some(link)
+        })
+}
+
+/// Detaches our program from the slot if it is in there by a link.
+pub(super) fn detach(ifindex: u32, program_id: u32) -> io::Result<()> {
+    match link_of(ifindex, program_id) {
+        Some(link) => sys::link_detach(link),
+        None => Ok(()),
+    }
+}
