@@ -1,0 +1,17 @@
+//! The programs in the real kernel, through `BPF_PROG_TEST_RUN`: a packet goes in, the exact bytes that are
+//! expected come out.
+
+mod checksums;
+mod counters;
+mod egress;
+mod flows;
+mod fragments;
+mod harness;
+mod icmp_errors;
+mod ingress;
+mod malformed;
+mod neighbour;
+mod packets;
+mod random;
+mod sockets;
+mod untouched;
