@@ -97,7 +97,10 @@ mod tests {
     fn nothing_changed_changes_nothing() {
         for field in [1, 0x1234, 0xfffe, 0xffff] {
             let difference = u32::from(difference(&[0x0a00_0202], &[0x0a00_0202]));
-            assert_eq!(fold(u32::from(update(field, difference))) % 0xffff, field % 0xffff);
+            assert_eq!(
+                fold(u32::from(update(field, difference))) % 0xffff,
+                field % 0xffff
+            );
         }
     }
 }

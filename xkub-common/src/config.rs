@@ -26,7 +26,13 @@ pub struct Addresses<const WORDS: usize> {
 
 impl<const WORDS: usize> Addresses<WORDS> {
     /// A family that is not configured.
-    pub const NONE: Self = Self { enabled: 0, guest: [0; WORDS], node: [0; WORDS], node_to_guest: 0, guest_to_node: 0 };
+    pub const NONE: Self = Self {
+        enabled: 0,
+        guest: [0; WORDS],
+        node: [0; WORDS],
+        node_to_guest: 0,
+        guest_to_node: 0,
+    };
 
     /// A configured family.
     #[must_use]
@@ -57,7 +63,9 @@ impl PortSet {
     const WORDS: usize = (u16::MAX as usize + 1) / u64::BITS as usize;
 
     /// No port.
-    pub const EMPTY: Self = Self { words: [0; Self::WORDS] };
+    pub const EMPTY: Self = Self {
+        words: [0; Self::WORDS],
+    };
 
     /// Adds a port, host byte order.
     pub fn insert(&mut self, port: u16) {
@@ -129,8 +137,12 @@ pub struct Services {
 
 impl Services {
     /// Nothing.
-    pub const EMPTY: Self =
-        Self { tcp: PortSet::EMPTY, udp: PortSet::EMPTY, overlay: PortSet::EMPTY, protocols: ProtocolSet::EMPTY };
+    pub const EMPTY: Self = Self {
+        tcp: PortSet::EMPTY,
+        udp: PortSet::EMPTY,
+        overlay: PortSet::EMPTY,
+        protocols: ProtocolSet::EMPTY,
+    };
 }
 
 /// The program constant `CONFIG`.
@@ -166,9 +178,13 @@ impl Config {
     }
 }
 
-const _: () = assert!(size_of::<Config>() % 8 == 0, "no implicit padding at the end");
 const _: () = assert!(
-    core::mem::offset_of!(Config, services) == size_of::<AddressesV4>() + size_of::<AddressesV6>() + 8,
+    size_of::<Config>() % 8 == 0,
+    "no implicit padding at the end"
+);
+const _: () = assert!(
+    core::mem::offset_of!(Config, services)
+        == size_of::<AddressesV4>() + size_of::<AddressesV6>() + 8,
     "no implicit padding before the services"
 );
 

@@ -102,7 +102,9 @@ impl Class {
             Some(Transport::Query(_) | Transport::Answer(_)) => Self::Icmp,
             Some(Transport::Error) => Self::IcmpError,
             Some(Transport::Neighbour) => Self::Neighbour,
-            Some(Transport::Other) if kind == protocol::ICMP || kind == protocol::ICMPV6 => Self::Icmp,
+            Some(Transport::Other) if kind == protocol::ICMP || kind == protocol::ICMPV6 => {
+                Self::Icmp
+            }
             Some(Transport::Ports { .. } | Transport::Other) => Self::Other,
         }
     }

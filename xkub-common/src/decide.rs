@@ -22,11 +22,31 @@ impl Ends {
     #[inline(always)]
     pub const fn leaving(transport: &Transport) -> Self {
         match *transport {
-            Transport::Tcp { source, destination, .. }
-            | Transport::Udp { source, destination, .. }
-            | Transport::Ports { source, destination } => Self { local: source, remote: destination },
-            Transport::Query(identifier) | Transport::Answer(identifier) => Self { local: identifier, remote: 0 },
-            Transport::Error | Transport::Neighbour | Transport::Other => Self { local: 0, remote: 0 },
+            Transport::Tcp {
+                source,
+                destination,
+                ..
+            }
+            | Transport::Udp {
+                source,
+                destination,
+                ..
+            }
+            | Transport::Ports {
+                source,
+                destination,
+            } => Self {
+                local: source,
+                remote: destination,
+            },
+            Transport::Query(identifier) | Transport::Answer(identifier) => Self {
+                local: identifier,
+                remote: 0,
+            },
+            Transport::Error | Transport::Neighbour | Transport::Other => Self {
+                local: 0,
+                remote: 0,
+            },
         }
     }
 
@@ -36,9 +56,10 @@ impl Ends {
     pub const fn arriving(transport: &Transport) -> Self {
         let Self { local, remote } = Self::leaving(transport);
         match transport {
-            Transport::Tcp { .. } | Transport::Udp { .. } | Transport::Ports { .. } => {
-                Self { local: remote, remote: local }
-            }
+            Transport::Tcp { .. } | Transport::Udp { .. } | Transport::Ports { .. } => Self {
+                local: remote,
+                remote: local,
+            },
             _ => Self { local, remote },
         }
     }
@@ -73,8 +94,14 @@ pub fn remember_node(services: &Services, kind: u8, transport: &Transport) -> bo
 #[inline(always)]
 pub fn remember_guest(services: &Services, kind: u8, transport: &Transport) -> bool {
     match *transport {
-        Transport::Tcp { source, opens, .. } => opens && in_service(services, kind, transport, source),
-        Transport::Udp { source, destination, .. } => {
+        Transport::Tcp { source, opens, .. } => {
+            opens && in_service(services, kind, transport, source)
+        }
+        Transport::Udp {
+            source,
+            destination,
+            ..
+        } => {
             in_service(services, kind, transport, source) && !services.overlay.contains(destination)
         }
         Transport::Ports { source, .. } => in_service(services, kind, transport, source),
@@ -109,7 +136,10 @@ impl Flow {
     #[must_use]
     #[inline(always)]
     pub const fn new(owner: Owner, now: u32) -> Self {
-        Self { owner: owner as u32, since: now }
+        Self {
+            owner: owner as u32,
+            since: now,
+        }
     }
 
     /// Whether the flow belongs to `owner`.
@@ -125,7 +155,8 @@ impl Flow {
 #[inline(always)]
 pub fn arrival_in_service(transport: &Transport, remembered: Flow) -> Arrival {
     // A SYN is a new connection, whatever was remembered of an old one with the same ends.
-    if remembered.is(Owner::GuestOpened) && !matches!(transport, Transport::Tcp { opens: true, .. }) {
+    if remembered.is(Owner::GuestOpened) && !matches!(transport, Transport::Tcp { opens: true, .. })
+    {
         Arrival::Guest
     } else {
         Arrival::Node
@@ -147,8 +178,13 @@ pub fn arrival(transport: &Transport, remembered: Flow, now: impl FnOnce() -> u3
     } else if remembered.is(Owner::GuestOpened) {
         Arrival::Guest
     } else if remembered.is(Owner::GuestFound) {
-        let is_old = matches!(transport, Transport::Udp { .. }) && now().wrapping_sub(remembered.since) > LOOKUP_TICKS;
-        if is_old { Arrival::Lookup } else { Arrival::Guest }
+        let is_old = matches!(transport, Transport::Udp { .. })
+            && now().wrapping_sub(remembered.since) > LOOKUP_TICKS;
+        if is_old {
+            Arrival::Lookup
+        } else {
+            Arrival::Guest
+        }
     } else if has_socket {
         Arrival::Lookup
     } else {
@@ -160,7 +196,12 @@ pub fn arrival(transport: &Transport, remembered: Flow, now: impl FnOnce() -> u3
 /// the wire, from G; `remembered` is what is known of its flow.
 #[must_use]
 #[inline(always)]
-pub fn quoted_from_node(services: &Services, kind: u8, transport: &Transport, remembered: Flow) -> bool {
+pub fn quoted_from_node(
+    services: &Services,
+    kind: u8,
+    transport: &Transport,
+    remembered: Flow,
+) -> bool {
     if remembered.is_known() {
         return remembered.is(Owner::Node);
     }
@@ -177,7 +218,8 @@ pub fn quoted_from_node(services: &Services, kind: u8, transport: &Transport, re
 pub const fn first_fragment(remembered: Option<Fragment>, now: u32) -> Option<Arrival> {
     match remembered {
         Some(Fragment { owner, since })
-            if owner == FragmentOwner::GuestUnordered as u32 && now.wrapping_sub(since) <= UNORDERED_TICKS =>
+            if owner == FragmentOwner::GuestUnordered as u32
+                && now.wrapping_sub(since) <= UNORDERED_TICKS =>
         {
             Some(Arrival::Guest)
         }

@@ -154,5 +154,13 @@ mod user {
             unsafe impl aya::Pod for $type {}
         )+ };
     }
-    pod!(Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6, GuestPorts);
+    pod!(
+        Flow,
+        FlowKeyV4,
+        FlowKeyV6,
+        Fragment,
+        FragmentKeyV4,
+        FragmentKeyV6,
+        GuestPorts
+    );
 }

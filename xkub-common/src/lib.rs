@@ -51,8 +51,15 @@ pub mod map {
     pub const COUNTERS: &str = "COUNTERS";
 
     /// Every map that outlives a program and is pinned.
-    pub const PINNED: [&str; 7] =
-        [FLOWS_V4, FLOWS_V6, FRAGMENTS_V4, FRAGMENTS_V6, GUEST_PORTS, SETTLED, COUNTERS];
+    pub const PINNED: [&str; 7] = [
+        FLOWS_V4,
+        FLOWS_V6,
+        FRAGMENTS_V4,
+        FRAGMENTS_V6,
+        GUEST_PORTS,
+        SETTLED,
+        COUNTERS,
+    ];
     /// The read-only constants of one program instance: one [`Config`](crate::config::Config).
     /// Not pinned, found through the program that uses it.
     pub const CONSTANTS: &str = ".rodata";

@@ -21,7 +21,22 @@ macro_rules! plain {
         unsafe impl Plain for $type {}
     )+ };
 }
-plain!(u8, u16, u32, [u16; 2], [u16; 3], [u16; 5], [u32; 2], [u32; 4], Ipv4Header, Ipv6Header, ArpHeader, FragmentHeader, TcpHeader, UdpHeader);
+plain!(
+    u8,
+    u16,
+    u32,
+    [u16; 2],
+    [u16; 3],
+    [u16; 5],
+    [u32; 2],
+    [u32; 4],
+    Ipv4Header,
+    Ipv6Header,
+    ArpHeader,
+    FragmentHeader,
+    TcpHeader,
+    UdpHeader
+);
 
 /// A frame that can be read.
 pub trait Packet {
@@ -169,7 +184,10 @@ pub mod arp {
 /// # Errors
 /// When the frame ends within it. `Ok(None)` when it isn't IPv4 over Ethernet.
 #[inline(always)]
-pub fn arp<P: Packet + ?Sized>(packet: &P, network: usize) -> Result<Option<(u32, u32)>, Malformed> {
+pub fn arp<P: Packet + ?Sized>(
+    packet: &P,
+    network: usize,
+) -> Result<Option<(u32, u32)>, Malformed> {
     const ETHERNET: u16 = 1u16.to_be();
     const IPV4: u16 = ethertype::IPV4.to_be();
     const LENGTHS: u16 = 0x0604u16.to_be();
@@ -215,8 +233,9 @@ pub fn plain_ipv4<P: Packet + ?Sized>(packet: &P) -> Option<Ipv4Header> {
     const VERSION_LENGTH: u8 = 0x45;
     let ethertype: u16 = packet.read(EthHdr::LEN - 2)?;
     let header: Ipv4Header = packet.read(EthHdr::LEN)?;
-    let is_plain =
-        ethertype == IPV4 && header.version_length == VERSION_LENGTH && header.fragment & (MORE_V4 | OFFSET_V4) == 0;
+    let is_plain = ethertype == IPV4
+        && header.version_length == VERSION_LENGTH
+        && header.fragment & (MORE_V4 | OFFSET_V4) == 0;
     is_plain.then_some(header)
 }
 
@@ -412,7 +431,11 @@ pub fn ipv4<P: Packet + ?Sized>(
         destination: header.destination,
         routing: 0,
         protocol: header.protocol,
-        identification: if let Piece::Whole = piece { 0 } else { u32::from(header.identification) },
+        identification: if let Piece::Whole = piece {
+            0
+        } else {
+            u32::from(header.identification)
+        },
         piece,
         transport: network + length,
         end,
@@ -526,7 +549,11 @@ const EXTENSIONS_REACH: usize = 2047;
 
 #[inline(always)]
 const fn within(datagram: Datagram<[u32; 4]>) -> Result<Datagram<[u32; 4]>, Malformed> {
-    if datagram.transport > datagram.end { Err(Malformed) } else { Ok(datagram) }
+    if datagram.transport > datagram.end {
+        Err(Malformed)
+    } else {
+        Ok(datagram)
+    }
 }
 
 #[inline(always)]
@@ -614,7 +641,10 @@ pub enum Transport {
 /// # Errors
 /// When the packet ends within it, or its own length can't be.
 #[inline(always)]
-pub fn transport<P: Packet + ?Sized, A: Copy>(packet: &P, datagram: &Datagram<A>) -> Result<Transport, Malformed> {
+pub fn transport<P: Packet + ?Sized, A: Copy>(
+    packet: &P,
+    datagram: &Datagram<A>,
+) -> Result<Transport, Malformed> {
     let at = datagram.transport;
     // Never negative: the parsers see to it that the transport header does not start behind the end.
     let room = datagram.end.wrapping_sub(at);
@@ -658,18 +688,34 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(packet: &P, datagram: &Datagram<A>
 /// # Errors
 /// When the quote ends within them.
 #[inline(always)]
-pub fn quoted_transport<P: Packet + ?Sized>(packet: &P, kind: u8, at: usize) -> Result<Transport, Malformed> {
+pub fn quoted_transport<P: Packet + ?Sized>(
+    packet: &P,
+    kind: u8,
+    at: usize,
+) -> Result<Transport, Malformed> {
     match kind {
-        protocol::TCP => ports(packet, at)
-            .map(|[source, destination]| Transport::Tcp { source, destination, opens: false }),
-        protocol::UDP => ports(packet, at)
-            .map(|[source, destination]| Transport::Udp { source, destination, checksum: 0, length: 0 }),
+        protocol::TCP => ports(packet, at).map(|[source, destination]| Transport::Tcp {
+            source,
+            destination,
+            opens: false,
+        }),
+        protocol::UDP => ports(packet, at).map(|[source, destination]| Transport::Udp {
+            source,
+            destination,
+            checksum: 0,
+            length: 0,
+        }),
         _ => other_transport(packet, kind, at, usize::MAX),
     }
 }
 
 #[inline(always)]
-fn other_transport<P: Packet + ?Sized>(packet: &P, kind: u8, at: usize, room: usize) -> Result<Transport, Malformed> {
+fn other_transport<P: Packet + ?Sized>(
+    packet: &P,
+    kind: u8,
+    at: usize,
+    room: usize,
+) -> Result<Transport, Malformed> {
     match kind {
         protocol::ICMP | protocol::ICMPV6 => {
             let [first, second] = packet.read::<[u32; 2]>(at).ok_or(Malformed)?;
@@ -679,13 +725,20 @@ fn other_transport<P: Packet + ?Sized>(packet: &P, kind: u8, at: usize, room: us
             let [message, ..] = first.to_ne_bytes();
             let [id_high, id_low, ..] = second.to_ne_bytes();
             let identifier = u16::from_be_bytes([id_high, id_low]);
-            Ok(if kind == protocol::ICMP { icmp(message, identifier) } else { icmpv6(message, identifier) })
+            Ok(if kind == protocol::ICMP {
+                icmp(message, identifier)
+            } else {
+                icmpv6(message, identifier)
+            })
         }
         protocol::SCTP | protocol::DCCP | protocol::UDPLITE => {
             if transport::UDP_CHECKSUM + 2 > room {
                 return Err(Malformed);
             }
-            ports(packet, at).map(|[source, destination]| Transport::Ports { source, destination })
+            ports(packet, at).map(|[source, destination]| Transport::Ports {
+                source,
+                destination,
+            })
         }
         _ => Ok(Transport::Other),
     }
