@@ -17,9 +17,9 @@ use tracing_subscriber::EnvFilter;
 
 use self::output::Format;
 
-/// Makes a KubeVirt VM on masquerade networking an ordinary Kubernetes node
+/// The arguments.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true)]
+#[command(about, version, propagate_version = true)]
 struct Arguments {
     /// How state is printed
     #[arg(

@@ -314,7 +314,10 @@ impl Attaching<'_> {
         self.pins
             .programs()
             .ok()
-            .and_then(|programs| object::constants(&programs.first()?.1).ok())
+            .and_then(|programs| {
+                let (place, info) = programs.first()?;
+                object::constants(&self.pins.constants(*place), info).ok()
+            })
             .map(|config| address_pairs_of(&config).node())
             .unwrap_or_default()
     }

@@ -53,10 +53,10 @@ enum Undo {
 enum Finish {
     /// Something new takes the place of a pin.
     Rename(PathBuf),
-    /// As above, and the link that was there is detached.
-    RenameLink(PathBuf),
-    /// The place has no link any more.
-    DropLink(PathBuf),
+    /// A place has a new link, and the one that was there is detached.
+    RenameLink(Place),
+    /// A place has a filter instead of a link.
+    DropLink(Place),
     DeleteFilter(Slot),
 }
 
@@ -118,27 +118,26 @@ impl<'a> Change<'a> {
         hook: Hook,
         instance: &mut Instance,
     ) -> Result<(), Error> {
-        let name = place.program(hook);
         match hook {
             Hook::Xdp => {
                 self.place_xdp(place, instance)?;
-                let program = instance.xdp()?;
                 let path = self.replacement(self.pins.program(place))?;
-                program.pin(&path).map_err(|error| pin_error(path, error))
+                let pinned = instance.xdp()?.pin(&path);
+                pinned.map_err(|error| pin_error(path, error))?;
             }
-            Hook::Tcx => {
-                let program = instance.classifier(name)?;
-                self.place_tcx(place, program)?;
+            Hook::Tcx | Hook::Clsact => {
+                let program = instance.classifier(place.program(hook))?;
+                if hook == Hook::Tcx {
+                    self.place_tcx(place, program)?;
+                } else {
+                    self.place_clsact(place, program)?;
+                }
                 let path = self.replacement(self.pins.program(place))?;
-                program.pin(&path).map_err(|error| pin_error(path, error))
-            }
-            Hook::Clsact => {
-                let program = instance.classifier(name)?;
-                self.place_clsact(place, program)?;
-                let path = self.replacement(self.pins.program(place))?;
-                program.pin(&path).map_err(|error| pin_error(path, error))
+                program.pin(&path).map_err(|error| pin_error(path, error))?;
             }
         }
+        let path = self.replacement(self.pins.constants(place))?;
+        Ok(instance.pin_constants(&path)?)
     }
 
     fn place_tcx(&mut self, place: Place, program: &mut SchedClassifier) -> Result<(), Error> {
@@ -234,7 +233,7 @@ impl<'a> Change<'a> {
         };
         debug!(place = place.name(), ?slot, "on clsact");
         self.standing.push(Attachment::Clsact(slot));
-        self.finish.push(Finish::DropLink(self.pins.link(place)));
+        self.finish.push(Finish::DropLink(place));
         for old in ours.into_iter().filter(|old| *old != slot) {
             self.finish.push(Finish::DeleteFilter(old));
         }
@@ -299,11 +298,10 @@ impl<'a> Change<'a> {
                     link: link.try_clone().map_err(failed)?,
                     program: old,
                 });
-                let path = self.pins.link(place);
-                let new = pins::new_name(&path);
+                let new = pins::new_name(&self.pins.link(place));
                 pins::remove(&new)?;
                 self.undo.push(Undo::RemovePin(new.clone()));
-                self.finish.push(Finish::RenameLink(path));
+                self.finish.push(Finish::RenameLink(place));
                 sys::pin(&link, &new).map_err(failed)?;
             }
         }
@@ -313,11 +311,10 @@ impl<'a> Change<'a> {
     }
 
     fn replacement_link(&mut self, place: Place) -> Result<PathBuf, Error> {
-        let path = self.pins.link(place);
-        let new = pins::new_name(&path);
+        let new = pins::new_name(&self.pins.link(place));
         pins::remove(&new)?;
         self.undo.push(Undo::DropLink(new.clone()));
-        self.finish.push(Finish::RenameLink(path));
+        self.finish.push(Finish::RenameLink(place));
         Ok(new)
     }
 
@@ -349,7 +346,7 @@ impl<'a> Change<'a> {
         for step in self.undo.into_iter().rev() {
             let result = match step {
                 Undo::UpdateLink { link, program } => sys::link_update(link, program),
-                Undo::DropLink(path) => drop_link(&path),
+                Undo::DropLink(path) => drop_link(&path).map(drop),
                 Undo::RemovePin(path) => pins::remove(&path).map_err(io::Error::other),
                 Undo::ReplaceFilter { mut program, slot } => {
                     clsact::replace(&mut program, &self.uplink.name, slot)
@@ -381,8 +378,13 @@ impl<'a> Change<'a> {
         for step in self.finish {
             match step {
                 Finish::Rename(path) => rename_over(&path)?,
-                Finish::RenameLink(path) => rename_link_over(&path)?,
-                Finish::DropLink(path) => {
+                Finish::RenameLink(place) => {
+                    rename_link_over(&self.pins.link(place))?;
+                    self.pins.mark_filter(place, false)?;
+                }
+                Finish::DropLink(place) => {
+                    self.pins.mark_filter(place, true)?;
+                    let path = self.pins.link(place);
                     drop_link(&path).map_err(|source| Error::Pin {
                         path,
                         doing: "removed",
@@ -428,7 +430,7 @@ pub(super) fn sweep(
                 // Removed by the last step's renaming, and gone by now.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    warn!(%error, name = entry.name, "an old program could not be removed")
+                    warn!(%error, name = entry.name, "an old program could not be removed");
                 }
             }
         }
@@ -440,25 +442,26 @@ fn stands_right_in(chain: &[Entry], place: Place, attachment: Attachment) -> boo
     chain
         .iter()
         .position(|entry| entry.attachment == attachment)
-        .is_some_and(|index| is_in_place(chain, index, place.is_last()))
+        .is_some_and(|index| is_in_place(chain, index, place.stands_last()))
 }
 
 fn is_our_handle(handle: u32) -> bool {
     clsact::HANDLES.map(u32::from).contains(&handle)
 }
 
-/// Removes a link's pin and detaches the link at once: by the removal alone the kernel does it later.
-pub(super) fn drop_link(path: &Path) -> io::Result<()> {
-    let link = sys::pinned(path)?;
+/// Removes a link's pin and detaches the link at once: by the removal alone the kernel does it later. Whether
+/// there was one.
+pub(super) fn drop_link(path: &Path) -> io::Result<bool> {
+    let Some(link) = sys::pinned(path)? else {
+        return Ok(false);
+    };
     pins::remove(path).map_err(io::Error::other)?;
-    if let Some(link) = link {
-        match sys::link_detach(link) {
-            // The interface is gone, or it was no link.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOLINK | libc::EINVAL)) => {}
-            other => other?,
-        }
+    match sys::link_detach(link) {
+        // The interface is gone.
+        Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {}
+        other => other?,
     }
-    Ok(())
+    Ok(true)
 }
 
 fn rename_over(path: &Path) -> Result<(), Error> {

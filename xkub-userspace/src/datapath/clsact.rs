@@ -58,7 +58,7 @@ pub(super) struct Filter {
 
 /// The priority that a place has.
 pub(super) fn priority(place: Place) -> u16 {
-    if place.is_last() { LAST } else { FIRST }
+    if place.stands_last() { LAST } else { FIRST }
 }
 
 /// The filters of a direction, in running order. None where there is no clsact qdisc.
@@ -80,10 +80,19 @@ pub(super) fn filters(
         request.execute(),
     );
     match messages {
-        Ok(messages) => Ok(messages
-            .iter()
-            .filter_map(|message| filter_of(message, direction))
-            .collect()),
+        Ok(messages) => {
+            let mut filters: Vec<Filter> = messages
+                .iter()
+                .filter_map(|message| filter_of(message, direction))
+                .collect();
+            // u32 lists its hash tables, and flower each of its rules; one of them is enough to be known.
+            filters.dedup_by(|filter, previous| {
+                filter.program_id.is_none()
+                    && filter.kind == previous.kind
+                    && filter.slot.priority == previous.slot.priority
+            });
+            Ok(filters)
+        }
         // How a kernel answers that was built without classifiers.
         Err(error) if matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
             Ok(Vec::new())

@@ -144,7 +144,7 @@ fn unreadable(name: &'static str) -> impl Fn(MapError) -> Error {
 
 macro_rules! by_name {
     ($($function:ident: $type:ty),+) => { $(
-        fn $function<S: serde::Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {
+        pub(super) fn $function<S: serde::Serializer>(value: &$type, serializer: S) -> Result<S::Ok, S::Error> {
             serializer.serialize_str(value.name())
         }
     )+ };

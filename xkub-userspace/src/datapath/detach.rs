@@ -1,7 +1,6 @@
 //! Taking everything away again.
 
 use serde::Serialize;
-use tracing::debug;
 use xkub_common::counter::Place;
 
 use super::{
@@ -53,18 +52,22 @@ pub(super) fn detach(name: &str) -> Result<Detached, Error> {
     if has_pins {
         remove_addresses(&netlink, &pins, &mut removed)?;
     }
+    if has_pins {
+        for place in Place::ALL {
+            let path = pins.link(*place);
+            if drop_link(&path).map_err(|source| Error::Pin {
+                path,
+                doing: "removed",
+                source,
+            })? {
+                removed.push(format!("{} ({})", place.name(), pins.hook(*place)?.name()));
+            }
+        }
+    }
     if let Some(uplink) = &uplink {
         remove_programs(&netlink, uplink, &pins, has_pins, &mut removed)?;
     }
     if has_pins {
-        for place in Place::ALL {
-            let path = pins.link(*place);
-            drop_link(&path).map_err(|source| Error::Pin {
-                path,
-                doing: "removed",
-                source,
-            })?;
-        }
         pins.remove()?;
         removed.push("pins".to_owned());
     }
@@ -102,13 +105,7 @@ fn remove_addresses(
     let config = pins
         .programs()?
         .first()
-        .and_then(|(_, info)| match object::constants(info) {
-            Ok(config) => Some(config),
-            Err(error) => {
-                debug!(%error, "the node address is not known");
-                None
-            }
-        });
+        .and_then(|(place, info)| object::constants(&pins.constants(*place), info).ok());
     for name in pins.address_devices()? {
         let Some(device) = AddressDevice::find(netlink, &name)? else {
             continue;

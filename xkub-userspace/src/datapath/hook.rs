@@ -56,7 +56,7 @@ pub trait PlaceExt {
     /// The direction it is in.
     fn direction(self) -> Direction;
     /// Whether it stands behind all others; if not, it stands before them.
-    fn is_last(self) -> bool;
+    fn stands_last(self) -> bool;
     /// The program that stands there on this hook.
     fn program(self, hook: Hook) -> &'static str;
 }
@@ -69,7 +69,7 @@ impl PlaceExt for Place {
         }
     }
 
-    fn is_last(self) -> bool {
+    fn stands_last(self) -> bool {
         matches!(self, Self::EgressLast)
     }
 

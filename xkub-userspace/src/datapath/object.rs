@@ -1,6 +1,9 @@
 //! The embedded eBPF object: loading an instance with its constants, and reading constants back.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -124,6 +127,21 @@ impl Instance {
         Ok(program)
     }
 
+    /// Pins the read-only map.
+    pub(super) fn pin_constants(&self, path: &Path) -> Result<(), ObjectError> {
+        let map = self
+            .ebpf
+            .map(map::CONSTANTS)
+            .ok_or(ObjectError::Absent(map::CONSTANTS))?;
+        map.pin(path).map_err(|error| ObjectError::Map {
+            name: map::CONSTANTS.to_owned(),
+            source: Box::new(MapError::PinError {
+                name: Some(map::CONSTANTS.to_owned()),
+                error,
+            }),
+        })
+    }
+
     /// The XDP program, loaded.
     ///
     /// # Errors
@@ -212,14 +230,17 @@ pub fn map_shapes(flow_entries: u32) -> Result<Vec<(&'static str, MapShape)>, Ob
         .collect()
 }
 
-/// Reads the constants of a loaded program. Needs `CAP_SYS_ADMIN`, as every look-up by id does.
-pub(super) fn constants(program: &ProgramInfo) -> Result<Config, ObjectError> {
+/// Reads the constants of a loaded program. They should be pinned at `pin`; otherwise they are looked for by
+/// id, which takes `CAP_SYS_ADMIN`.
+pub(super) fn constants(pin: &Path, program: &ProgramInfo) -> Result<Config, ObjectError> {
     let unreadable = |source| ObjectError::Map {
         name: map::CONSTANTS.to_owned(),
         source: Box::new(source),
     };
-    for id in &program.map_ids {
-        let data = MapData::from_id(*id).map_err(unreadable)?;
+    let pinned = MapData::from_pin(pin).ok().map(Ok);
+    let by_id = program.map_ids.iter().map(|id| MapData::from_id(*id));
+    for data in pinned.into_iter().chain(by_id) {
+        let data = data.map_err(unreadable)?;
         let info = data.info().map_err(unreadable)?;
         let is_constants = info.name() == map::CONSTANTS.as_bytes()
             && matches!(info.map_type(), Ok(MapType::Array))

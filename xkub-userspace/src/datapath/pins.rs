@@ -2,6 +2,9 @@
 //!
 //! `/sys/fs/bpf/xkub/v1/<uplink>/`:
 //! - `maps/<NAME>`, `links/<place>` (TCX and XDP), `programs/<place>`;
+//! - `constants/<place>`: a program's read-only map. The kernel finds it by id too, but that takes
+//!   `CAP_SYS_ADMIN`, which nothing else here does;
+//! - `filters/<place>/`, an empty directory: the place's program is a filter on clsact, which has no link;
 //! - `clsact/`, an empty directory: the clsact qdisc is ours;
 //! - `address/<device>/`, an empty directory: we put the node address on that device.
 //!
@@ -17,13 +20,13 @@ use std::{
 };
 
 use nix::fcntl::{Flock, FlockArg};
-use xkub_common::{LAYOUT_VERSION, counter::Place};
+use xkub_common::{LAYOUT_VERSION, counter::Place, program};
 
 use super::{
     bpffs::MOUNT_POINT,
     error::Error,
     hook::Hook,
-    sys::{self, LinkInfo, LinkTarget, ProgramInfo},
+    sys::{self, LinkInfo, ProgramInfo},
 };
 
 const DIRECTORY: &str = "xkub";
@@ -78,6 +81,14 @@ impl Pins {
         self.directory.join("programs").join(place.name())
     }
 
+    pub fn constants(&self, place: Place) -> PathBuf {
+        self.directory.join("constants").join(place.name())
+    }
+
+    fn filter(&self, place: Place) -> PathBuf {
+        self.directory.join("filters").join(place.name())
+    }
+
     fn clsact(&self) -> PathBuf {
         self.directory.join("clsact")
     }
@@ -87,7 +98,7 @@ impl Pins {
     }
 
     pub fn create(&self) -> Result<(), Error> {
-        for path in ["maps", "links", "programs"] {
+        for path in ["maps", "links", "programs", "constants"] {
             let path = self.directory.join(path);
             fs::create_dir_all(&path).map_err(|source| Error::Pin {
                 path,
@@ -181,15 +192,25 @@ impl Pins {
         Ok(programs)
     }
 
-    /// The hook that a place's program was put on: what has no link is on clsact.
+    /// The hook that a place's program was put on, even if somebody has removed it from there.
     pub fn hook(&self, place: Place) -> Result<Hook, Error> {
-        Ok(match self.pinned_link(place)? {
-            Some((_, info)) => match info.target {
-                LinkTarget::Xdp { .. } => Hook::Xdp,
-                LinkTarget::Tcx { .. } | LinkTarget::Other => Hook::Tcx,
-            },
-            None => Hook::Clsact,
+        if self.filter(place).is_dir() {
+            return Ok(Hook::Clsact);
+        }
+        Ok(match self.pinned_program(place)? {
+            Some((_, info)) if info.name == program::XDP => Hook::Xdp,
+            _ => Hook::Tcx,
         })
+    }
+
+    /// Remembers whether a place's program is a filter.
+    pub fn mark_filter(&self, place: Place, is_filter: bool) -> Result<(), Error> {
+        if is_filter {
+            return mark(self.filter(place));
+        }
+        // Without the mark it is none.
+        let _: io::Result<()> = fs::remove_dir(self.filter(place));
+        Ok(())
     }
 
     /// Remembers that the clsact qdisc is ours.

@@ -19,7 +19,7 @@ use crate::{netlink::Netlink, node::uplink::Uplink};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Repair {
     /// The place.
-    #[serde(serialize_with = "place_name")]
+    #[serde(serialize_with = "super::counters::place_name")]
     pub place: Place,
     /// Its hook.
     pub hook: Hook,
@@ -68,7 +68,7 @@ pub(super) fn faults(
         };
         let cause = match position {
             Some(index) if is_here => {
-                if is_in_place(&chain, index, place.is_last()) {
+                if is_in_place(&chain, index, place.stands_last()) {
                     continue;
                 }
                 Cause::Overtaken
@@ -115,7 +115,7 @@ fn put_back(change: &mut Change<'_>, pins: &Pins, fault: Repair) -> Result<(), E
     let (_, info) = pins
         .pinned_program(place)?
         .ok_or(Error::Incomplete(place))?;
-    let config = object::constants(&info)?;
+    let config = object::constants(&pins.constants(place), &info)?;
     let maps = Maps {
         pins: map::PINNED
             .into_iter()
@@ -125,8 +125,4 @@ fn put_back(change: &mut Change<'_>, pins: &Pins, fault: Repair) -> Result<(), E
     };
     let mut instance = object::load(&config, &maps)?;
     change.place(place, hook, &mut instance)
-}
-
-fn place_name<S: serde::Serializer>(place: &Place, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(place.name())
 }

@@ -120,10 +120,10 @@ pub struct Chains {
 pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Datapath, Error> {
     let programs = pins.programs()?;
     let ids: Vec<u32> = programs.iter().map(|(_, info)| info.id).collect();
-    let (_, any) = programs
+    let (place, any) = programs
         .first()
         .ok_or_else(|| Error::NotAttached(uplink.name.clone()))?;
-    let config = object::constants(any)?;
+    let config = object::constants(&pins.constants(*place), any)?;
     let chain = Chains {
         ingress: chain::read(netlink, uplink, Direction::Ingress, &ids)?,
         egress: chain::read(netlink, uplink, Direction::Egress, &ids)?,
@@ -255,15 +255,17 @@ fn chain_warnings(
         (Direction::Ingress, &chain.ingress),
         (Direction::Egress, &chain.egress),
     ] {
-        for entry in chain::before_ours(entries) {
+        let before = chain::before_ours(entries);
+        let ours = entries.get(before.len()).map(|entry| entry.hook);
+        for entry in before {
             warnings.push(format!(
                 "{} stands before us at {} and sees packets untranslated, or ends the chain: {}",
                 describe(entry),
                 direction.name(),
                 match entry.hook {
-                    Hook::Xdp =>
-                        "only --ingress-hook xdp comes before it, and the slot holds one program",
-                    Hook::Tcx | Hook::Clsact => "xkub datapath watch takes the first place again",
+                    hook if Some(hook) == ours => "xkub datapath watch takes the first place again",
+                    Hook::Xdp => "no other hook comes before XDP, and its slot holds one program",
+                    Hook::Tcx | Hook::Clsact => "attach again with --ingress-hook tcx",
                 }
             ));
         }
@@ -282,16 +284,20 @@ fn chain_warnings(
                 names.join(" or ")
             ));
         }
-        let behind = chain
+        let mut from_last = chain
             .egress
             .iter()
-            .skip_while(|entry| entry.id != Some(last))
-            .skip(1)
-            .filter(|entry| !entry.ours);
-        for entry in behind {
+            .skip_while(|entry| entry.id != Some(last));
+        let ours = from_last.next().map(|entry| entry.hook);
+        for entry in from_last.filter(|entry| !entry.ours) {
             warnings.push(format!(
-                "{} stands behind us at egress, so a node address that it chooses as a source is not translated: xkub datapath watch takes the last place again",
-                describe(entry)
+                "{} stands behind us at egress, so a node address that it chooses as a source is not translated: {}",
+                describe(entry),
+                if Some(entry.hook) == ours {
+                    "xkub datapath watch takes the last place again"
+                } else {
+                    "clsact comes after TCX, so attach with --ingress-hook clsact if nobody uses TCX"
+                }
             ));
         }
     }

@@ -20,7 +20,7 @@ use aya_obj::generated::{
 
 use super::hook::Direction;
 
-/// The kernel's limit on TCX programs per hook (`BPF_MPROG_MAX`, include/linux/bpf_mprog.h).
+/// The kernel's limit on TCX programs per hook (`BPF_MPROG_MAX`, `include/linux/bpf_mprog.h`).
 const MPROG_MAX: usize = 64;
 /// How many entries of a map are read per call when they are counted.
 const BATCH: u32 = 4096;

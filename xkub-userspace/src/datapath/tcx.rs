@@ -20,7 +20,7 @@ pub(super) fn attach(
     uplink: &str,
     place: Place,
 ) -> io::Result<FdLink> {
-    let order = if place.is_last() {
+    let order = if place.stands_last() {
         LinkOrder::last()
     } else {
         LinkOrder::first()

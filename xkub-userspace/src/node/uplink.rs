@@ -1,4 +1,4 @@
-//! The uplink: which interface it is, and which addresses KubeVirt's DHCP gave it.
+//! The uplink: which interface it is, and which addresses DHCP gave it.
 
 use std::net::IpAddr;
 
