@@ -6,6 +6,10 @@
 /// Folds a sum of 16-bit words to 16 bits, carries added back in.
 #[must_use]
 #[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "no carry is left above 16 bits"
+)]
 pub const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     let sum = (sum & 0xffff) + (sum >> 16);

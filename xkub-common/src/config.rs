@@ -179,7 +179,7 @@ impl Config {
 }
 
 const _: () = assert!(
-    size_of::<Config>() % 8 == 0,
+    size_of::<Config>().is_multiple_of(8),
     "no implicit padding at the end"
 );
 const _: () = assert!(

@@ -13,6 +13,7 @@ macro_rules! numbered {
             /// Every value, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$variant),+];
             /// How many there are.
+            #[expect(clippy::cast_possible_truncation, reason = "a handful")]
             pub const COUNT: u32 = Self::ALL.len() as u32;
 
             /// The name that output and metrics use.

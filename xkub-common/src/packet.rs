@@ -450,6 +450,10 @@ const EXTENSION_HEADERS: usize = 8;
 /// # Errors
 /// When the version or a length can't be, or there are more than eight extension headers.
 #[inline(always)]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "what went through `forget` comes out with the width that it had"
+)]
 pub fn ipv6<P: Packet + ?Sized>(
     packet: &P,
     network: usize,
