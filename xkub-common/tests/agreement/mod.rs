@@ -98,9 +98,11 @@ pub fn theirs(frame: &[u8]) -> Option<Facts> {
             Some(Facts {
                 source: header.source().to_vec(),
                 destination: header.destination().to_vec(),
-                protocol: ip.payload_ip_number().0,
+                protocol: header.protocol().0,
                 piece,
-                ports: if piece == Piece::Whole { ports } else { None },
+                // etherparse looks behind an authentication header. We don't in IPv4: it covers the addresses, so that
+                // whoever uses it can't be translated anyway.
+                ports: ports.filter(|_| ip.extensions().is_empty() && piece == Piece::Whole),
             })
         }
         NetSlice::Ipv6(ip) => Some(Facts {
