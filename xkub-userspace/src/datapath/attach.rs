@@ -18,7 +18,7 @@ use super::{
     repair,
     settings::{DualAddress, IngressHook, Settings, address_pairs_of, hooks_to_try},
     show::{self, Datapath},
-    sys, xdp,
+    xdp,
 };
 use crate::{
     netlink::Netlink,
@@ -79,7 +79,7 @@ fn require_free_hooks(
     wanted: IngressHook,
 ) -> Result<(), Error> {
     match wanted {
-        IngressHook::Xdp => xdp::require_free_slot(uplink),
+        IngressHook::Xdp => xdp::require_free_slot(uplink, &Pins::of(&uplink.name).programs()?),
         IngressHook::Clsact => require_no_foreign_tcx(netlink, uplink),
         IngressHook::Auto | IngressHook::Tcx => Ok(()),
     }
@@ -118,7 +118,7 @@ struct Attaching<'a> {
 impl Attaching<'_> {
     /// Does it all. What is worth saying.
     fn run(&self) -> Result<Vec<String>, Error> {
-        let previous = self.previous_node_address();
+        let previous = attached_node_address(self.netlink, Some(self.uplink), self.pins);
         let mut notes = Vec::new();
         let mut change = Change::new(self.netlink, self.uplink, self.pins);
         let standing = match self.put_everything(&mut change, &mut notes) {
@@ -145,10 +145,8 @@ impl Attaching<'_> {
         // All are loaded before any is attached: the verifier refuses before something has changed.
         let mut instances = Vec::new();
         for place in ORDER {
-            let config = Config {
-                place: place as u32,
-                ..*self.config
-            };
+            let mut config = *self.config;
+            config.set_place(place);
             let mut instance = object::load(&config, &maps)?;
             match (place, self.settings.ingress_hook) {
                 (Place::Ingress, IngressHook::Xdp) => drop(instance.xdp()?),
@@ -197,17 +195,8 @@ impl Attaching<'_> {
     /// When the pins are gone (bpffs was unmounted) and the programs are not, their maps are worth keeping:
     /// flows that were opened from the node address live in them.
     fn recover_maps(&self) -> Result<(), Error> {
-        let mut ids = Vec::new();
-        for direction in Direction::ALL {
-            for entry in chain::read(self.netlink, self.uplink, direction, &[])? {
-                if let (true, Some(id)) = (entry.ours, entry.id)
-                    && let Ok(info) = sys::program_by_id(id).and_then(sys::program_info)
-                {
-                    ids.extend(info.map_ids);
-                }
-            }
-        }
-        for id in ids {
+        let programs = chain::ours(self.netlink, self.uplink)?;
+        for id in programs.into_iter().flat_map(|info| info.map_ids) {
             let Ok(data) = MapData::from_id(id) else {
                 continue;
             };
@@ -290,13 +279,7 @@ impl Attaching<'_> {
 
     /// Removes what this change has replaced, on whatever hook.
     fn clear_away(&self, standing: &[Attachment]) -> Result<(), Error> {
-        let ids: Vec<u32> = self
-            .pins
-            .programs()?
-            .iter()
-            .map(|(_, info)| info.id)
-            .collect();
-        for removed in sweep(self.netlink, self.uplink, &ids, standing)? {
+        for removed in sweep(self.netlink, self.uplink, &self.pins.programs()?, standing)? {
             debug!(removed, "removed");
         }
         let uses_clsact = standing
@@ -307,19 +290,6 @@ impl Attaching<'_> {
             self.pins.unmark_clsact();
         }
         Ok(())
-    }
-
-    /// The node address as it is attached now, as far as it can be told.
-    fn previous_node_address(&self) -> DualAddress {
-        self.pins
-            .programs()
-            .ok()
-            .and_then(|programs| {
-                let (place, info) = programs.first()?;
-                object::constants(&self.pins.constants(*place), info).ok()
-            })
-            .map(|config| address_pairs_of(&config).node())
-            .unwrap_or_default()
     }
 
     /// Takes from the devices that we put it on what is not the node address any more.
@@ -358,4 +328,23 @@ impl Attaching<'_> {
             None => false,
         }
     }
+}
+
+/// The node address as it is attached now, as far as it can be told: from a pinned program, or, should the pins
+/// be gone, from one that still stands.
+pub(super) fn attached_node_address(
+    netlink: &Netlink,
+    uplink: Option<&Uplink>,
+    pins: &Pins,
+) -> DualAddress {
+    let pinned = pins.programs().unwrap_or_default();
+    let standing = uplink
+        .and_then(|uplink| chain::ours(netlink, uplink).ok())
+        .unwrap_or_default();
+    pinned
+        .into_iter()
+        .chain(standing.into_iter().map(|info| (Place::Ingress, info)))
+        .find_map(|(place, info)| object::constants(&pins.constants(place), &info).ok())
+        .map(|config| address_pairs_of(&config).node())
+        .unwrap_or_default()
 }

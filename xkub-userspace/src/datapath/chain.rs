@@ -1,15 +1,18 @@
 //! Who stands on a hook, in running order, and who among them stands where we should.
 
 use serde::Serialize;
-use xkub_common::program;
+use xkub_common::{counter::Place, program};
 
 use super::{
     clsact::{self, Slot},
     error::Error,
     hook::{Direction, Hook},
-    sys,
+    sys::{self, ProgramInfo},
 };
 use crate::{netlink::Netlink, node::uplink::Uplink};
+
+/// A program whose name the kernel does not tell: it takes `CAP_SYS_ADMIN` to ask.
+pub(super) const UNKNOWN: &str = "unknown";
 
 /// One program, or filter of another kind, that packets of a direction meet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -34,19 +37,19 @@ pub(super) enum Attachment {
     Clsact(Slot),
 }
 
-/// Reads a direction's chain: XDP, then TCX, then clsact. `our_ids` are programs that are ours even if the
+/// Reads a direction's chain: XDP, then TCX, then clsact. `pinned` are programs that are ours even if the
 /// process may not ask for their names.
 pub(super) fn read(
     netlink: &Netlink,
     uplink: &Uplink,
     direction: Direction,
-    our_ids: &[u32],
+    pinned: &[(Place, ProgramInfo)],
 ) -> Result<Vec<Entry>, Error> {
     let mut chain = Vec::new();
     if direction == Direction::Ingress
         && let Some(id) = uplink.xdp_program
     {
-        chain.push(of_program(id, Hook::Xdp, Attachment::Xdp, our_ids));
+        chain.push(of_program(id, Hook::Xdp, Attachment::Xdp, pinned));
     }
     let tcx = sys::tcx_chain(uplink.index, direction).map_err(|source| Error::Chain {
         uplink: uplink.name.clone(),
@@ -57,13 +60,13 @@ pub(super) fn read(
         let attachment = Attachment::Tcx {
             link_id: entry.link_id,
         };
-        of_program(entry.program_id, Hook::Tcx, attachment, our_ids)
+        of_program(entry.program_id, Hook::Tcx, attachment, pinned)
     }));
     for filter in clsact::filters(netlink, uplink, direction)? {
         let attachment = Attachment::Clsact(filter.slot);
         chain.push(match filter.program_id {
             // Filters have names of their own choice: tc says "object.o:[section]".
-            Some(id) => of_program(id, Hook::Clsact, attachment, our_ids),
+            Some(id) => of_program(id, Hook::Clsact, attachment, pinned),
             None => Entry {
                 name: filter.kind,
                 id: None,
@@ -76,15 +79,41 @@ pub(super) fn read(
     Ok(chain)
 }
 
-fn of_program(id: u32, hook: Hook, attachment: Attachment, our_ids: &[u32]) -> Entry {
-    let name = program_name(id);
+fn of_program(
+    id: u32,
+    hook: Hook,
+    attachment: Attachment,
+    pinned: &[(Place, ProgramInfo)],
+) -> Entry {
+    let pinned = pinned.iter().find(|(_, info)| info.id == id);
+    let name = match pinned {
+        Some((_, info)) => Some(info.name.clone()),
+        None => program_name(id),
+    };
     Entry {
-        ours: our_ids.contains(&id) || name.as_deref().is_some_and(is_our_name),
-        name: name.unwrap_or_else(|| "unknown".to_owned()),
+        ours: pinned.is_some() || name.as_deref().is_some_and(is_our_name),
+        name: name.unwrap_or_else(|| UNKNOWN.to_owned()),
         id: Some(id),
         hook,
         attachment,
     }
+}
+
+/// The programs on an uplink that are ours by name, pinned or not.
+pub(super) fn ours(netlink: &Netlink, uplink: &Uplink) -> Result<Vec<ProgramInfo>, Error> {
+    let mut programs = Vec::new();
+    for direction in Direction::ALL {
+        programs.extend(
+            read(netlink, uplink, direction, &[])?
+                .into_iter()
+                .filter(|entry| entry.ours)
+                .filter_map(|entry| {
+                    let fd = sys::program_by_id(entry.id?).ok()?;
+                    sys::program_info(fd).ok()
+                }),
+        );
+    }
+    Ok(programs)
 }
 
 /// A program's name; `None` when the process may not ask, or the program is gone by now.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::SchedClassifier;
+use aya::programs::{SchedClassifier, Xdp};
 use tracing::{debug, warn};
 use xkub_common::counter::Place;
 
@@ -20,7 +20,7 @@ use super::{
     hook::{Direction, Hook, PlaceExt as _},
     object::Instance,
     pins::{self, Pins},
-    sys::{self, LinkTarget},
+    sys::{self, LinkTarget, ProgramInfo},
     tcx, xdp,
 };
 use crate::{
@@ -120,10 +120,9 @@ impl<'a> Change<'a> {
     ) -> Result<(), Error> {
         match hook {
             Hook::Xdp => {
-                self.place_xdp(place, instance)?;
+                let program = self.climb_xdp(place, instance)?;
                 let path = self.replacement(self.pins.program(place))?;
-                let pinned = instance.xdp()?.pin(&path);
-                pinned.map_err(|error| pin_error(path, error))?;
+                program.pin(&path).map_err(|error| pin_error(path, error))?;
             }
             Hook::Tcx | Hook::Clsact => {
                 let program = instance.classifier(place.program(hook))?;
@@ -259,13 +258,34 @@ impl<'a> Change<'a> {
         }
     }
 
-    fn place_xdp(&mut self, place: Place, instance: &mut Instance) -> Result<(), Error> {
+    /// The plain program, and where the driver refuses that (a large MTU), the one for frames in several
+    /// buffers, which costs more.
+    fn climb_xdp<'b>(
+        &mut self,
+        place: Place,
+        instance: &'b mut Instance,
+    ) -> Result<&'b mut Xdp, Error> {
+        match self.place_xdp(place, instance.xdp()?) {
+            Ok(()) => return instance.xdp().map_err(Into::into),
+            Err(refused @ Error::XdpRefused { .. }) => match instance.xdp_frags() {
+                Ok(program) => self.place_xdp(place, program)?,
+                // Older than Linux 5.18.
+                Err(error) => {
+                    debug!(%error, "no program for frames in several buffers");
+                    return Err(refused);
+                }
+            },
+            Err(error) => return Err(error),
+        }
+        instance.xdp_frags().map_err(Into::into)
+    }
+
+    fn place_xdp(&mut self, place: Place, program: &mut Xdp) -> Result<(), Error> {
         let failed = |source| Error::Hook {
             place,
             hook: Hook::Xdp,
             source,
         };
-        let program = instance.xdp()?;
         if let Some((link, info)) = self.pins.pinned_link(place)?
             && info.target
                 == (LinkTarget::Xdp {
@@ -282,10 +302,10 @@ impl<'a> Change<'a> {
                     return Ok(());
                 }
                 Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => {}
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(xdp::refused(self.uplink, &error)),
             }
         }
-        match xdp::attach(program, self.uplink)? {
+        match xdp::attach(program, self.uplink, &self.pins.programs()?)? {
             xdp::Attached::New(link) => {
                 let path = self.replacement_link(place)?;
                 link.pin(&path).map_err(|error| pin_error(path, error))?;
@@ -293,7 +313,8 @@ impl<'a> Change<'a> {
             xdp::Attached::Orphan { link, program_id } => {
                 let old = sys::program_by_id(program_id).map_err(failed)?;
                 let new = program.fd().map_err(io_error).map_err(failed)?;
-                sys::link_update(&link, new.as_fd()).map_err(failed)?;
+                sys::link_update(&link, new.as_fd())
+                    .map_err(|error| xdp::refused(self.uplink, &error))?;
                 self.undo.push(Undo::UpdateLink {
                     link: link.try_clone().map_err(failed)?,
                     program: old,
@@ -327,13 +348,7 @@ impl<'a> Change<'a> {
     }
 
     fn chain(&self, direction: Direction) -> Result<Vec<Entry>, Error> {
-        let ids: Vec<u32> = self
-            .pins
-            .programs()?
-            .iter()
-            .map(|(_, info)| info.id)
-            .collect();
-        chain::read(self.netlink, self.uplink, direction, &ids)
+        chain::read(self.netlink, self.uplink, direction, &self.pins.programs()?)
     }
 
     fn stands_right(&self, place: Place, attachment: Attachment) -> Result<bool, Error> {
@@ -406,12 +421,12 @@ impl<'a> Change<'a> {
 pub(super) fn sweep(
     netlink: &Netlink,
     uplink: &Uplink,
-    our_ids: &[u32],
+    pinned: &[(Place, ProgramInfo)],
     standing: &[Attachment],
 ) -> Result<Vec<String>, Error> {
     let mut removed = Vec::new();
     for direction in Direction::ALL {
-        for entry in chain::read(netlink, uplink, direction, our_ids)? {
+        for entry in chain::read(netlink, uplink, direction, pinned)? {
             if !entry.ours || standing.contains(&entry.attachment) {
                 continue;
             }

@@ -1,4 +1,7 @@
 //! Filters on the clsact qdisc, for kernels without TCX.
+//!
+//! Making and removing the qdisc loses packets that are on their way out at that moment: the kernel deactivates
+//! the interface's queues for it (`qdisc_graft`). Changes of filters lose none.
 
 use std::{io, mem};
 

@@ -1,8 +1,6 @@
 //! Counters and flow maps, read and summed.
 
-use std::os::fd::AsFd as _;
-
-use aya::maps::{Map, MapData, MapError, MapInfo, PerCpuArray};
+use aya::maps::{Map, MapData, MapError, PerCpuArray};
 use serde::Serialize;
 use xkub_common::{
     counter::{self, Class, Event, Family, Place},
@@ -91,9 +89,9 @@ pub(super) fn flows(pins: &Pins, counters: &[Counter]) -> Result<Vec<Flows>, Err
         .into_iter()
         .map(|(family, name)| {
             let failed = unreadable(name);
-            let info = MapInfo::from_pin(pins.map(name)).map_err(&failed)?;
-            let fd = info.fd().map_err(&failed)?;
-            let entries = sys::map_len(fd.as_fd(), info.key_size(), info.value_size())
+            let data = MapData::from_pin(pins.map(name)).map_err(&failed)?;
+            let info = data.info().map_err(&failed)?;
+            let entries = sys::map_len(data.fd(), info.key_size(), info.value_size())
                 .map_err(|error| failed(MapError::IoError(error)))?;
             Ok(Flows {
                 family,

@@ -4,13 +4,13 @@ use serde::Serialize;
 use xkub_common::counter::Place;
 
 use super::{
+    attach::attached_node_address,
     bpffs, capabilities,
     change::{drop_link, sweep},
     clsact,
     error::Error,
-    object,
     pins::Pins,
-    settings::address_pairs_of,
+    settings::DualAddress,
 };
 use crate::{
     netlink::Netlink,
@@ -48,24 +48,22 @@ pub(super) fn detach(name: &str) -> Result<Detached, Error> {
     };
     let mut removed = Vec::new();
     let lock = if has_pins { Some(pins.lock()?) } else { None };
-    // The device first: should something fail, the programs and pins that say what was where are still there.
-    if has_pins {
-        remove_addresses(&netlink, &pins, &mut removed)?;
-    }
-    if has_pins {
-        for place in Place::ALL {
-            let path = pins.link(*place);
-            if drop_link(&path).map_err(|source| Error::Pin {
-                path,
-                doing: "removed",
-                source,
-            })? {
-                removed.push(format!("{} ({})", place.name(), pins.hook(*place)?.name()));
-            }
+    // The address first: should something fail, the programs that say what it is are still there.
+    let node = attached_node_address(&netlink, uplink.as_ref(), &pins);
+    remove_addresses(&netlink, &pins, node, &mut removed)?;
+    for place in Place::ALL {
+        let hook = pins.hook(*place)?;
+        let path = pins.link(*place);
+        if drop_link(&path).map_err(|source| Error::Pin {
+            path,
+            doing: "removed",
+            source,
+        })? {
+            removed.push(format!("{} ({})", place.name(), hook.name()));
         }
     }
     if let Some(uplink) = &uplink {
-        remove_programs(&netlink, uplink, &pins, has_pins, &mut removed)?;
+        remove_programs(&netlink, uplink, &pins, &mut removed)?;
     }
     if has_pins {
         pins.remove()?;
@@ -82,16 +80,10 @@ fn remove_programs(
     netlink: &Netlink,
     uplink: &Uplink,
     pins: &Pins,
-    has_pins: bool,
     removed: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let ids: Vec<u32> = if has_pins {
-        pins.programs()?.iter().map(|(_, info)| info.id).collect()
-    } else {
-        Vec::new()
-    };
-    removed.extend(sweep(netlink, uplink, &ids, &[])?);
-    if has_pins && pins.is_clsact_ours() && clsact::remove_qdisc_if_unused(netlink, uplink)? {
+    removed.extend(sweep(netlink, uplink, &pins.programs()?, &[])?);
+    if pins.is_clsact_ours() && clsact::remove_qdisc_if_unused(netlink, uplink)? {
         removed.push("clsact qdisc".to_owned());
     }
     Ok(())
@@ -100,20 +92,19 @@ fn remove_programs(
 fn remove_addresses(
     netlink: &Netlink,
     pins: &Pins,
+    node: DualAddress,
     removed: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let config = pins
-        .programs()?
-        .first()
-        .and_then(|(place, info)| object::constants(&pins.constants(*place), info).ok());
-    for name in pins.address_devices()? {
-        let Some(device) = AddressDevice::find(netlink, &name)? else {
+    let marked = pins.address_devices()?;
+    for name in marked.iter().map(String::as_str).chain([DEFAULT_NAME]) {
+        let Some(device) = AddressDevice::find(netlink, name)? else {
             continue;
         };
-        for address in config
-            .iter()
-            .flat_map(|config| address_pairs_of(config).node().iter().collect::<Vec<_>>())
-        {
+        // Without our mark, a device that we made is still ours; on any other, the address is somebody else's.
+        if !device.is_ours() && !marked.iter().any(|marked| marked == name) {
+            continue;
+        }
+        for address in node.iter() {
             if device.remove(netlink, address)? {
                 removed.push(format!("{address} on {name}"));
             }
@@ -121,12 +112,6 @@ fn remove_addresses(
         if device.remove_if_unused(netlink)? {
             removed.push(format!("interface {name}"));
         }
-    }
-    // Ours by its alias, should the mark be gone.
-    if let Some(device) = AddressDevice::find(netlink, DEFAULT_NAME)?
-        && device.remove_if_unused(netlink)?
-    {
-        removed.push(format!("interface {DEFAULT_NAME}"));
     }
     Ok(())
 }

@@ -142,20 +142,30 @@ impl Instance {
         })
     }
 
-    /// The XDP program, loaded.
+    /// The XDP program for frames in one buffer, loaded.
     ///
     /// # Errors
     /// As [`Self::classifier`].
     pub fn xdp(&mut self) -> Result<&mut Xdp, ObjectError> {
+        self.xdp_program(program::XDP)
+    }
+
+    /// The XDP program for frames in several buffers, loaded. Linux 5.18 or newer.
+    ///
+    /// # Errors
+    /// As [`Self::classifier`].
+    pub fn xdp_frags(&mut self) -> Result<&mut Xdp, ObjectError> {
+        self.xdp_program(program::XDP_FRAGS)
+    }
+
+    fn xdp_program(&mut self, name: &'static str) -> Result<&mut Xdp, ObjectError> {
         let program: &mut Xdp = self
             .ebpf
-            .program_mut(program::XDP)
+            .program_mut(name)
             .and_then(|program| program.try_into().ok())
-            .ok_or(ObjectError::Absent(program::XDP))?;
+            .ok_or(ObjectError::Absent(name))?;
         if program.fd().is_err() {
-            program
-                .load()
-                .map_err(|error| refusal(program::XDP, error))?;
+            program.load().map_err(|error| refusal(name, error))?;
         }
         Ok(program)
     }
@@ -260,7 +270,12 @@ mod tests {
     #[test]
     fn the_object_has_what_we_look_for() {
         let object = Object::parse(OBJECT).unwrap();
-        for name in [program::INGRESS, program::EGRESS, program::XDP] {
+        for name in [
+            program::INGRESS,
+            program::EGRESS,
+            program::XDP,
+            program::XDP_FRAGS,
+        ] {
             assert!(object.programs.contains_key(name), "{name}");
         }
         // `constants` takes the whole map for the Config.

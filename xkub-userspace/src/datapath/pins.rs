@@ -198,7 +198,7 @@ impl Pins {
             return Ok(Hook::Clsact);
         }
         Ok(match self.pinned_program(place)? {
-            Some((_, info)) if info.name == program::XDP => Hook::Xdp,
+            Some((_, info)) if info.name.starts_with(program::XDP) => Hook::Xdp,
             _ => Hook::Tcx,
         })
     }

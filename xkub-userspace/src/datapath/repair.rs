@@ -44,12 +44,12 @@ pub(super) fn faults(
     pins: &Pins,
 ) -> Result<Vec<Repair>, Error> {
     let programs = pins.programs()?;
-    let ids: Vec<u32> = programs.iter().map(|(_, info)| info.id).collect();
     let mut faults = Vec::new();
-    for (place, info) in programs {
+    for (place, info) in &programs {
+        let place = *place;
         let hook = pins.hook(place)?;
         let link = pins.pinned_link(place)?.map(|(_, info)| info);
-        let chain = chain::read(netlink, uplink, place.direction(), &ids)?;
+        let chain = chain::read(netlink, uplink, place.direction(), &programs)?;
         let position = chain.iter().position(|entry| {
             entry.id == Some(info.id)
                 && match entry.attachment {

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use thiserror::Error;
 use xkub_common::{
     config::{Addresses, AddressesV4, AddressesV6, Config, Services},
-    counter::{Family, Place},
+    counter::Family,
 };
 
 use super::hook::Hook;
@@ -507,7 +507,7 @@ impl Settings {
         Ok(AddressPairs { v4, v6 })
     }
 
-    /// The programs' constants, but for the place, which is [`Place::Ingress`].
+    /// The programs' constants, for the ingress place; another is set with [`Config::set_place`].
     #[must_use]
     pub fn config(&self, pairs: &AddressPairs) -> Config {
         Config {
@@ -517,7 +517,6 @@ impl Settings {
             v6: pairs.v6.map_or(AddressesV6::NONE, |pair| {
                 Addresses::new(words_v6(pair.guest), words_v6(pair.node))
             }),
-            place: Place::Ingress as u32,
             services: service_set(&self.services, &self.overlay_ports),
             ..Config::EMPTY
         }

@@ -119,14 +119,13 @@ pub struct Chains {
 /// Looks at an attached datapath.
 pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Datapath, Error> {
     let programs = pins.programs()?;
-    let ids: Vec<u32> = programs.iter().map(|(_, info)| info.id).collect();
     let (place, any) = programs
         .first()
         .ok_or_else(|| Error::NotAttached(uplink.name.clone()))?;
     let config = object::constants(&pins.constants(*place), any)?;
     let chain = Chains {
-        ingress: chain::read(netlink, uplink, Direction::Ingress, &ids)?,
-        egress: chain::read(netlink, uplink, Direction::Egress, &ids)?,
+        ingress: chain::read(netlink, uplink, Direction::Ingress, &programs)?,
+        egress: chain::read(netlink, uplink, Direction::Egress, &programs)?,
     };
     let counters = counters::counters(pins)?;
     let addresses = addresses(&config);

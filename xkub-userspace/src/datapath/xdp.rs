@@ -4,10 +4,12 @@ use std::{io, os::fd::OwnedFd};
 
 use aya::programs::{ProgramError, Xdp, XdpMode, links::FdLink, xdp::XdpError};
 
+use xkub_common::counter::Place;
+
 use super::{
     chain,
     error::{Error, io_error},
-    sys::{self, LinkTarget},
+    sys::{self, LinkTarget, ProgramInfo},
 };
 use crate::node::uplink::Uplink;
 
@@ -23,8 +25,12 @@ pub(super) enum Attached {
 ///
 /// # Errors
 /// [`Error::XdpSlotTaken`], [`Error::XdpRefused`], [`Error::NoXdpLink`].
-pub(super) fn attach(program: &mut Xdp, uplink: &Uplink) -> Result<Attached, Error> {
-    require_free_slot(uplink)?;
+pub(super) fn attach(
+    program: &mut Xdp,
+    uplink: &Uplink,
+    pinned: &[(Place, ProgramInfo)],
+) -> Result<Attached, Error> {
+    require_free_slot(uplink, pinned)?;
     if let Some(program_id) = uplink.xdp_program
         && let Some(link) = link_of(uplink.index, program_id)
     {
@@ -45,10 +51,16 @@ pub(super) fn attach(program: &mut Xdp, uplink: &Uplink) -> Result<Attached, Err
 ///
 /// # Errors
 /// [`Error::XdpSlotTaken`].
-pub(super) fn require_free_slot(uplink: &Uplink) -> Result<(), Error> {
+pub(super) fn require_free_slot(
+    uplink: &Uplink,
+    pinned: &[(Place, ProgramInfo)],
+) -> Result<(), Error> {
     let Some(id) = uplink.xdp_program else {
         return Ok(());
     };
+    if pinned.iter().any(|(_, info)| info.id == id) {
+        return Ok(());
+    }
     let name = chain::program_name(id);
     if name.as_deref().is_some_and(chain::is_our_name) {
         return Ok(());
@@ -56,22 +68,30 @@ pub(super) fn require_free_slot(uplink: &Uplink) -> Result<(), Error> {
     Err(Error::XdpSlotTaken {
         uplink: uplink.name.clone(),
         id,
-        name: name.unwrap_or_else(|| "unknown".to_owned()),
+        name: name.unwrap_or_else(|| chain::UNKNOWN.to_owned()),
     })
 }
 
 fn refusal(uplink: &Uplink, error: ProgramError) -> Error {
-    let reason = match error {
+    match error {
         // aya asks again by netlink when the kernel says EINVAL, and there the driver gives its reason.
-        ProgramError::XdpError(XdpError::NetlinkError(error)) => error.to_string(),
-        other => match io_error(other) {
-            error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => "it has none".to_owned(),
-            error => error.to_string(),
+        ProgramError::XdpError(XdpError::NetlinkError(error)) => Error::XdpRefused {
+            uplink: uplink.name.clone(),
+            reason: error.to_string(),
         },
-    };
+        other => refused(uplink, &io_error(other)),
+    }
+}
+
+/// What a driver's errno means.
+pub(super) fn refused(uplink: &Uplink, error: &io::Error) -> Error {
     Error::XdpRefused {
         uplink: uplink.name.clone(),
-        reason,
+        reason: match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => "it has none".to_owned(),
+            Some(libc::ERANGE) => format!("the MTU of {} or its peer is too large", uplink.mtu),
+            _ => error.to_string(),
+        },
     }
 }
 

@@ -71,6 +71,12 @@ impl AddressDevice {
         }
     }
 
+    /// Whether we made it.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
     /// Finds or makes the device: up, and if it is ours with this MTU (bytes) and without an IPv6 link-local
     /// address. Where the kernel has no dummy device this is [`LOOPBACK`], which the name then tells.
     ///
