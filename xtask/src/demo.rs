@@ -29,6 +29,9 @@ const PING_HEADERS: u32 = 28;
 /// Outer headers of VXLAN over IPv4.
 const OVERLAY_HEADERS: u32 = 50;
 
+/// Where packets are counted, in the order in which they pass.
+const PLACES: [&str; 3] = ["ingress", "egress-first", "egress-last"];
+
 /// What a check brought.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -239,6 +242,8 @@ fn counters(datapath: &[Value]) -> String {
             keys.push(key(counter));
         }
     }
+    // As packets meet the places, not as they happened to be listed.
+    keys.sort_by_key(|[place, ..]| PLACES.iter().position(|name| name == place));
     for wanted in keys {
         let packets = |guest: &Vec<Value>| -> u64 {
             let same = guest.iter().filter(|counter| key(counter) == wanted);
@@ -315,7 +320,7 @@ fn overlay_full_size(lab: &Masquerade) -> Result<Outcome> {
         .dont_fragment();
     let mut outcome = ping(&full, &lab.node(0).guest)?;
     if outcome.works {
-        outcome.detail = format!("{} of {} bytes", outcome.detail, payload + PING_HEADERS);
+        outcome.detail = format!("{}, {} bytes each", outcome.detail, payload + PING_HEADERS);
     }
     Ok(outcome)
 }

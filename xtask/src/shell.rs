@@ -1,6 +1,7 @@
 //! Running programs, and finding them.
 
 use std::env;
+use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -74,4 +75,77 @@ pub fn run(command: &mut Command) -> Result<()> {
         bail!("`{line}`: {status}");
     }
     Ok(())
+}
+
+/// Runs a cargo command as [`run`] does, without the progress of the cargo that builds the eBPF object inside it.
+///
+/// aya-build passes that on as warnings of the build script, and cargo repeats them in every later run.
+pub fn run_cargo(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("start `{line}`"))?;
+    if let Some(stderr) = child.stderr.take() {
+        pass_on(stderr)?;
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("`{line}`: {status}");
+    }
+    Ok(())
+}
+
+/// Copies cargo's messages to standard error, without the inner cargo's progress.
+pub fn pass_on(messages: impl Read) -> Result<()> {
+    for line in BufReader::new(messages).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        if !is_inner_progress(&line) {
+            eprintln!("{line}");
+        }
+    }
+    Ok(())
+}
+
+/// "warning: xkub-userspace@0.1.0:    Compiling core v0.0.0 (…)"
+fn is_inner_progress(line: &str) -> bool {
+    let message = line.strip_prefix("warning: xkub-userspace@");
+    let message = message.and_then(|rest| rest.split_once(':'));
+    message.is_some_and(|(_, message)| {
+        let message = message.trim_start();
+        message.is_empty()
+            || ["Compiling ", "Finished ", "Blocking "]
+                .iter()
+                .any(|word| message.starts_with(word))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_inner_progress;
+
+    #[test]
+    fn inner_progress_is_told_from_inner_warnings() {
+        for (line, hidden) in [
+            (
+                "warning: xkub-userspace@0.1.0:    Compiling core v0.0.0 (/usr)",
+                true,
+            ),
+            (
+                "warning: xkub-userspace@0.1.0:     Finished `release` profile",
+                true,
+            ),
+            ("warning: xkub-userspace@0.1.0: ", true),
+            (
+                "warning: xkub-userspace@0.1.0: warning: unused variable",
+                false,
+            ),
+            ("   Compiling xkub-userspace v0.1.0", false),
+        ] {
+            assert_eq!(is_inner_progress(line), hidden, "{line}");
+        }
+    }
 }

@@ -103,7 +103,7 @@ pub fn run() -> Result<ExitCode> {
 /// A command that counts as one test.
 fn check(all: &mut Tally, name: &str, command: &mut Command) -> Result<()> {
     println!("=== {name}");
-    match shell::run(command.current_dir(workspace::root()?)) {
+    match shell::run_cargo(command.current_dir(workspace::root()?)) {
         Ok(()) => all.passed += 1,
         Err(error) => {
             println!("{name}: FAILED: {error:#}");
@@ -144,10 +144,14 @@ fn tests(binary: &std::path::Path) -> Result<Tally> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .context("start cargo test")?;
     let stdout = child.stdout.take().context("no output of cargo test")?;
+    let stderr = child.stderr.take().context("no messages of cargo test")?;
+    let messages = std::thread::spawn(move || shell::pass_on(stderr));
     let mut tally = tally(stdout)?;
+    let _ = messages.join();
     let status = child.wait()?;
     if !status.success() && tally.failed.is_empty() {
         // A test binary that did not compile, crashed or was killed has no result to be counted.

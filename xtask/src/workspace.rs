@@ -43,7 +43,7 @@ pub fn build_xkub(profile: Profile) -> Result<PathBuf> {
         }
     };
     crate::shell::say(format_args!("building xkub ({folder})"));
-    crate::shell::run(&mut command)?;
+    crate::shell::run_cargo(&mut command)?;
     Ok(target()?.join(folder).join("xkub"))
 }
 

@@ -36,7 +36,7 @@ pub fn build() -> Result<Option<std::path::PathBuf>> {
         EXAMPLE,
     ]);
     say("building the test-run bench");
-    shell::run(&mut command)?;
+    shell::run_cargo(&mut command)?;
     Ok(Some(
         workspace::target()?.join("release/examples").join(EXAMPLE),
     ))
