@@ -11,7 +11,7 @@ use crate::{
     counters::Outcome,
     frame::{Fault, Frame},
     icmp,
-    ip::{Field, Ip, V4, V6},
+    ip::{Field, Ip, IpPacket, V4, V6},
     maps, neighbour, remember,
     rewrite::{self, Way},
 };
@@ -22,7 +22,9 @@ use crate::{
 pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
     let header = packet::plain_ipv4(frame)?;
     match header.protocol() {
-        protocol::TCP | protocol::UDP => Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, &header))),
+        protocol::TCP | protocol::UDP => {
+            Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, header)))
+        }
         _ => None,
     }
 }
@@ -32,7 +34,10 @@ pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
 pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
-        return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
+        return (
+            Family::Other,
+            Ok(Outcome::new(Event::Malformed, Class::Other)),
+        );
     };
     match link.ethertype {
         ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
@@ -44,63 +49,61 @@ pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
 
 #[inline(always)]
 fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
-    match frame.read::<I::Header>(network) {
-        Some(header) => ip::<I, F>(frame, network, &header),
+    match frame.read(network) {
+        Some(header) => ip::<I, F>(frame, network, header),
         None => Ok(Outcome::new(Event::Malformed, Class::Other)),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: &I::Header) -> Result<Outcome, Fault> {
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<Outcome, Fault> {
     if !I::enabled() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let source = I::source(header);
+    let source = I::source(&header);
     let from_node = source == I::node();
     if !from_node && source != I::guest() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    let Ok(datagram) = I::parse(frame, network, header, Extent::Told) else {
+    let Ok(packet) = IpPacket::<I>::parse(frame, network, header, Extent::Told) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
-    let kind = datagram.protocol;
-    let transport = if datagram.piece == Piece::Later {
+    let kind = packet.datagram.protocol;
+    let transport = if packet.datagram.piece == Piece::Later {
         None
     } else {
-        let Ok(transport) = packet::transport(frame, &datagram) else {
+        let Ok(transport) = packet::transport(frame, &packet.datagram) else {
             return Ok(Outcome::new(Event::Malformed, Class::Other));
         };
         Some(transport)
     };
     let class = Class::of(kind, transport.as_ref());
     if let Some(Transport::Error) = transport {
-        return icmp::leaving::<I, F>(frame, network, header, &datagram);
+        return icmp::leaving(frame, &packet);
     }
-    let Ok(destination) = I::final_destination(frame, &datagram) else {
+    let Ok(destination) = I::final_destination(frame, &packet.datagram) else {
         return Ok(Outcome::new(Event::Malformed, class));
     };
     if let Some(transport) = &transport {
         let ends = Ends::leaving(transport);
+        let key = || I::flow_key(destination, kind, ends);
         if from_node {
             if decide::remember_node(maps::services(), kind, transport) {
-                remember::remember_node::<I>(&I::flow_key(destination, kind, ends), class);
+                remember::remember_node::<I>(&key(), class);
             }
         } else if maps::place() == Place::EgressFirst as u32
             && decide::remember_guest(maps::services(), kind, transport)
         {
             // Only in the first place: the last one cannot tell these from what the first translated.
-            let key = I::flow_key(destination, kind, ends);
-            remember::remember_guest::<I>(&key, transport, ends.local, class);
+            remember::remember_guest::<I>(&key(), transport, ends.local, class);
         }
     }
     if !from_node {
         return Ok(Outcome::new(Event::Passed, class));
     }
-    rewrite::datagram::<I, F>(
+    rewrite::packet(
         frame,
-        network,
-        header,
-        &datagram,
+        &packet,
         destination,
         transport.as_ref(),
         Field::Source,

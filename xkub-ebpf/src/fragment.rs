@@ -32,7 +32,14 @@ pub fn first<I: Ip>(datagram: &Datagram<I::Address>, own: Arrival) -> Arrival {
     if let Some(arrival) = decide::first_fragment(recall::<I>(&key), now()) {
         return arrival;
     }
-    remember::<I>(&key, if own == Arrival::Node { FragmentOwner::Node } else { FragmentOwner::Guest });
+    remember::<I>(
+        &key,
+        if own == Arrival::Node {
+            FragmentOwner::Node
+        } else {
+            FragmentOwner::Guest
+        },
+    );
     own
 }
 
@@ -44,7 +51,17 @@ fn recall<I: Ip>(key: &I::FragmentKey) -> Option<Fragment> {
 
 #[inline(always)]
 fn remember<I: Ip>(key: &I::FragmentKey, owner: FragmentOwner) {
-    if I::fragments().insert(key, Fragment { owner: owner as u32, since: now() }, 0).is_err() {
+    if I::fragments()
+        .insert(
+            key,
+            Fragment {
+                owner: owner as u32,
+                since: now(),
+            },
+            0,
+        )
+        .is_err()
+    {
         count(I::FAMILY, Class::Fragment, Event::Full);
     }
 }

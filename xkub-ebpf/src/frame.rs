@@ -60,8 +60,13 @@ impl Packet for Tc {
     #[inline(always)]
     fn reach(&self, bytes: usize) {
         // SAFETY: the kernel passes a valid context.
-        let (data, end, length) =
-            unsafe { ((*self.0).data as usize, (*self.0).data_end as usize, (*self.0).len) };
+        let (data, end, length) = unsafe {
+            (
+                (*self.0).data as usize,
+                (*self.0).data_end as usize,
+                (*self.0).len,
+            )
+        };
         if data + bytes > end && data + (length as usize & 0xffff) > end {
             // A failure shows as a read past the end.
             // SAFETY: the kernel passes a valid context.

@@ -8,101 +8,100 @@ use xkub_common::{
     checksum,
     counter::{Class, Event},
     decide::{self, Ends},
-    packet::{self, DEEP_REACH, Datagram, Extent, Malformed, Piece, transport},
+    packet::{self, DEEP_REACH, Extent, Malformed, Piece, transport},
 };
 
 use crate::{
     counters::Outcome,
     frame::{Fault, Frame},
-    ip::{Field, Ip},
+    ip::{Field, Ip, IpPacket},
     maps, remember,
     rewrite::Way,
 };
 
-/// A packet that an error quotes.
-struct Quote<H, A> {
-    network: usize,
-    header: H,
-    datagram: Datagram<A>,
-}
-
+/// The packet that an error quotes.
 #[inline(always)]
-fn quote<I: Ip, F: Frame>(
-    frame: &F,
-    error: &Datagram<I::Address>,
-) -> Result<Quote<I::Header, I::Address>, Malformed> {
+fn quote<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<IpPacket<I>, Malformed> {
     frame.reach(DEEP_REACH);
-    let network = error.transport + transport::ICMP_HEADER;
+    let network = error.datagram.transport + transport::ICMP_HEADER;
     let header: I::Header = frame.read(network).ok_or(Malformed)?;
-    let datagram = I::parse(frame, network, &header, Extent::Quoted)?;
-    Ok(Quote { network, header, datagram })
+    IpPacket::parse(frame, network, header, Extent::Quoted)
 }
 
 /// Ingress rule 4: an error about a packet that left from N, and says G.
 #[inline(always)]
-pub fn arriving<I: Ip, F: Frame>(
-    frame: &F,
-    network: usize,
-    header: &I::Header,
-    error: &Datagram<I::Address>,
-) -> Result<Outcome, Fault> {
-    let Ok(quote) = quote::<I, F>(frame, error) else { return Ok(malformed()) };
+pub fn arriving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outcome, Fault> {
+    let Ok(quote) = quote::<I, F>(frame, error) else {
+        return Ok(malformed());
+    };
     if quote.datagram.source != I::guest() || quote.datagram.piece == Piece::Later {
         return Ok(passed());
     }
-    let Ok(transport) = packet::quoted_transport(frame, quote.datagram.protocol, quote.datagram.transport) else {
+    let Ok(transport) =
+        packet::quoted_transport(frame, quote.datagram.protocol, quote.datagram.transport)
+    else {
         return Ok(malformed());
     };
     let kind = quote.datagram.protocol;
     let key = I::flow_key(quote.datagram.destination, kind, Ends::leaving(&transport));
-    if !decide::quoted_from_node(maps::services(), kind, &transport, remember::recall::<I>(&key)) {
+    if !decide::quoted_from_node(
+        maps::services(),
+        kind,
+        &transport,
+        remember::recall::<I>(&key),
+    ) {
         return Ok(passed());
     }
-    let way = Way::ToNode;
-    let difference = way.difference::<I>();
-    message_checksum::<I, F>(frame, error, 2 * difference)?;
-    I::write(frame, quote.network, Field::Source, &quote.header, way.address::<I>(), difference)?;
-    I::write(frame, network, Field::Destination, header, way.address::<I>(), difference)?;
+    message_checksum::<I, F>(frame, error, 2, Way::ToNode)?;
+    quote.write(frame, Field::Source, Way::ToNode)?;
+    error.write(frame, Field::Destination, Way::ToNode)?;
     Ok(translated())
 }
 
 /// Egress rules 1 and 3: an error that the guest sends, from N or about a packet that arrived for N.
 #[inline(always)]
-pub fn leaving<I: Ip, F: Frame>(
-    frame: &F,
-    network: usize,
-    header: &I::Header,
-    error: &Datagram<I::Address>,
-) -> Result<Outcome, Fault> {
-    let Ok(quote) = quote::<I, F>(frame, error) else { return Ok(malformed()) };
-    let way = Way::ToGuest;
-    let difference = way.difference::<I>();
+pub fn leaving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outcome, Fault> {
+    let Ok(quote) = quote::<I, F>(frame, error) else {
+        return Ok(malformed());
+    };
     let about_node = quote.datagram.destination == I::node();
-    let from_node = error.source == I::node();
+    let from_node = error.datagram.source == I::node();
     if !about_node && !from_node {
         return Ok(passed());
     }
-    let times = u32::from(about_node) + u32::from(from_node);
-    message_checksum::<I, F>(frame, error, times * difference)?;
+    message_checksum::<I, F>(
+        frame,
+        error,
+        u32::from(about_node) + u32::from(from_node),
+        Way::ToGuest,
+    )?;
     if about_node {
-        I::write(frame, quote.network, Field::Destination, &quote.header, way.address::<I>(), difference)?;
+        quote.write(frame, Field::Destination, Way::ToGuest)?;
     }
     if from_node {
-        I::write(frame, network, Field::Source, header, way.address::<I>(), difference)?;
+        error.write(frame, Field::Source, Way::ToGuest)?;
     }
     Ok(translated())
 }
 
 /// The ICMPv6 checksum covers the outer addresses, by its pseudo header, and the quoted ones, which no
-/// quoted header checksum absorbs.
+/// quoted header checksum absorbs: `addresses` in all are rewritten.
 #[inline(always)]
-fn message_checksum<I: Ip, F: Frame>(frame: &F, error: &Datagram<I::Address>, difference: u32) -> Result<(), Fault> {
+fn message_checksum<I: Ip, F: Frame>(
+    frame: &F,
+    error: &IpPacket<I>,
+    addresses: u32,
+    way: Way,
+) -> Result<(), Fault> {
     if I::HEADER_CHECKSUM {
         return Ok(());
     }
-    let at = error.transport + transport::ICMP_CHECKSUM;
+    let at = error.datagram.transport + transport::ICMP_CHECKSUM;
     let field: u16 = frame.read(at).ok_or(Fault)?;
-    frame.write(at, checksum::update(field, difference))
+    frame.write(
+        at,
+        checksum::update(field, addresses * way.difference::<I>()),
+    )
 }
 
 const fn malformed() -> Outcome {

@@ -13,7 +13,7 @@ use crate::{
     fragment,
     frame::{Fault, Frame},
     icmp,
-    ip::{Field, Ip, V4, V6},
+    ip::{Field, Ip, IpPacket, V4, V6},
     maps, remember,
     rewrite::{self, Way},
 };
@@ -24,7 +24,9 @@ use crate::{
 pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
     let header = packet::plain_ipv4(frame)?;
     match header.protocol() {
-        protocol::TCP | protocol::UDP => Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, &header))),
+        protocol::TCP | protocol::UDP => {
+            Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, header)))
+        }
         _ => None,
     }
 }
@@ -34,57 +36,68 @@ pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
 pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
-        return (Family::Other, Ok(Outcome::new(Event::Malformed, Class::Other)));
+        return (
+            Family::Other,
+            Ok(Outcome::new(Event::Malformed, Class::Other)),
+        );
     };
     match link.ethertype {
         ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
         ethertype::IPV6 => (Family::V6, read_ip::<V6, F>(frame, link.network)),
-        ethertype::ARP => (Family::V4, Ok(Outcome::new(Event::Passed, Class::Neighbour))),
+        ethertype::ARP => (
+            Family::V4,
+            Ok(Outcome::new(Event::Passed, Class::Neighbour)),
+        ),
         _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
     }
 }
 
 #[inline(always)]
 fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
-    match frame.read::<I::Header>(network) {
-        Some(header) => ip::<I, F>(frame, network, &header),
+    match frame.read(network) {
+        Some(header) => ip::<I, F>(frame, network, header),
         None => Ok(Outcome::new(Event::Malformed, Class::Other)),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: &I::Header) -> Result<Outcome, Fault> {
-    if !I::enabled() {
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<Outcome, Fault> {
+    if !I::enabled() || I::destination(&header) != I::guest() {
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    if I::destination(header) != I::guest() {
-        return Ok(Outcome::new(Event::Passed, Class::Other));
-    }
-    let Ok(datagram) = I::parse(frame, network, header, Extent::Told) else {
+    let Ok(packet) = IpPacket::<I>::parse(frame, network, header, Extent::Told) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
+    let datagram = &packet.datagram;
     if datagram.routing != 0 {
         // We are a hop on its route, not its end.
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
     if datagram.piece == Piece::Later {
-        let arrival = fragment::later::<I>(&datagram);
-        return deliver::<I, F>(frame, network, header, &datagram, None, arrival);
+        return deliver(frame, &packet, None, fragment::later::<I>(datagram));
     }
-    let Ok(transport) = packet::transport(frame, &datagram) else {
+    let Ok(transport) = packet::transport(frame, datagram) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
     if let Transport::Error = transport {
-        return icmp::arriving::<I, F>(frame, network, header, &datagram);
+        return icmp::arriving(frame, &packet);
     }
-    let own = arrival::<I, F>(frame, &datagram, &transport);
-    let arrival = if datagram.piece == Piece::First { fragment::first::<I>(&datagram, own) } else { own };
-    deliver::<I, F>(frame, network, header, &datagram, Some(&transport), arrival)
+    let own = arrival::<I, F>(frame, datagram, &transport);
+    let arrival = if datagram.piece == Piece::First {
+        fragment::first::<I>(datagram, own)
+    } else {
+        own
+    };
+    deliver(frame, &packet, Some(&transport), arrival)
 }
 
 /// Where a packet with a transport header goes by itself; never [`Arrival::Lookup`].
 #[inline(always)]
-fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transport: &Transport) -> Arrival {
+fn arrival<I: Ip, F: Frame>(
+    frame: &F,
+    datagram: &Datagram<I::Address>,
+    transport: &Transport,
+) -> Arrival {
     let kind = datagram.protocol;
     let ends = Ends::arriving(transport);
     if decide::in_service(maps::services(), kind, transport, ends.local) {
@@ -104,11 +117,12 @@ fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transpor
         Arrival::Lookup => {
             let class = Class::of(kind, Some(transport));
             count(I::FAMILY, class, Event::Lookup);
-            let (owner, arrival) = if remember::bound_to_node::<I, F>(frame, kind, datagram.source, ends) {
-                (Owner::Node, Arrival::Node)
-            } else {
-                (Owner::GuestFound, Arrival::Guest)
-            };
+            let (owner, arrival) =
+                if remember::bound_to_node::<I, F>(frame, kind, datagram.source, ends) {
+                    (Owner::Node, Arrival::Node)
+                } else {
+                    (Owner::GuestFound, Arrival::Guest)
+                };
             remember::remember::<I>(&key, owner, !known.is_known(), class);
             arrival
         }
@@ -125,22 +139,18 @@ fn arrival<I: Ip, F: Frame>(frame: &F, datagram: &Datagram<I::Address>, transpor
 #[inline(always)]
 fn deliver<I: Ip, F: Frame>(
     frame: &F,
-    network: usize,
-    header: &I::Header,
-    datagram: &Datagram<I::Address>,
+    packet: &IpPacket<I>,
     transport: Option<&Transport>,
     arrival: Arrival,
 ) -> Result<Outcome, Fault> {
-    let class = Class::of(datagram.protocol, transport);
+    let class = Class::of(packet.datagram.protocol, transport);
     if arrival != Arrival::Node {
         return Ok(Outcome::new(Event::Passed, class));
     }
-    rewrite::datagram::<I, F>(
+    rewrite::packet(
         frame,
-        network,
-        header,
-        datagram,
-        datagram.destination,
+        packet,
+        packet.datagram.destination,
         transport,
         Field::Destination,
         Way::ToNode,

@@ -12,12 +12,16 @@ use xkub_common::{
     counter::Family,
     decide::Ends,
     flow::{self, Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6},
-    packet::{self, Datagram, Extent, Ipv4Header, Ipv6Header, Malformed, Packet, Plain, ipv4, ipv6, protocol},
+    packet::{
+        self, Datagram, Extent, Ipv4Header, Ipv6Header, Malformed, Packet, Plain, ipv4, ipv6,
+        protocol,
+    },
 };
 
 use crate::{
     frame::{Fault, Frame},
     maps::{FLOWS_V4, FLOWS_V6, FRAGMENTS_V4, FRAGMENTS_V6, constant},
+    rewrite::Way,
 };
 
 /// Which address of a header.
@@ -25,6 +29,45 @@ use crate::{
 pub enum Field {
     Source,
     Destination,
+}
+
+/// An IP packet in a frame: of its own, or quoted by an ICMP error.
+pub struct IpPacket<I: Ip> {
+    /// Where its header starts.
+    pub network: usize,
+    pub header: I::Header,
+    pub datagram: Datagram<I::Address>,
+}
+
+impl<I: Ip> IpPacket<I> {
+    /// Parses the packet whose header was read at `network`.
+    #[inline(always)]
+    pub fn parse<P: Packet>(
+        packet: &P,
+        network: usize,
+        header: I::Header,
+        extent: Extent,
+    ) -> Result<Self, Malformed> {
+        let datagram = I::parse(packet, network, &header, extent)?;
+        Ok(Self {
+            network,
+            header,
+            datagram,
+        })
+    }
+
+    /// Writes an address into the header, and its header checksum if it has one.
+    #[inline(always)]
+    pub fn write<F: Frame>(&self, frame: &F, field: Field, way: Way) -> Result<(), Fault> {
+        I::write(
+            frame,
+            self.network,
+            field,
+            &self.header,
+            way.address::<I>(),
+            way.difference::<I>(),
+        )
+    }
 }
 
 /// An address family.
@@ -158,14 +201,28 @@ impl Ip for V4 {
         // Checksum and addresses lie side by side: one write, from the checksum on.
         let checksum = checksum::update(header.checksum, difference).to_ne_bytes();
         let [c0, c1] = checksum;
-        let [s0, s1, s2, s3] = (if field == Field::Source { address } else { header.source }).to_ne_bytes();
+        let [s0, s1, s2, s3] = (if field == Field::Source {
+            address
+        } else {
+            header.source
+        })
+        .to_ne_bytes();
         match field {
-            Field::Source => frame.write(network + ipv4::CHECKSUM, [half([c0, c1]), half([s0, s1]), half([s2, s3])]),
+            Field::Source => frame.write(
+                network + ipv4::CHECKSUM,
+                [half([c0, c1]), half([s0, s1]), half([s2, s3])],
+            ),
             Field::Destination => {
                 let [d0, d1, d2, d3] = address.to_ne_bytes();
                 frame.write(
                     network + ipv4::CHECKSUM,
-                    [half([c0, c1]), half([s0, s1]), half([s2, s3]), half([d0, d1]), half([d2, d3])],
+                    [
+                        half([c0, c1]),
+                        half([s0, s1]),
+                        half([s2, s3]),
+                        half([d0, d1]),
+                        half([d2, d3]),
+                    ],
                 )
             }
         }
@@ -203,7 +260,12 @@ impl Ip for V4 {
 
     #[inline(always)]
     fn tuple(remote: u32, local: u32, ends: Ends) -> TupleV4 {
-        TupleV4 { saddr: remote, daddr: local, sport: ends.remote.to_be(), dport: ends.local.to_be() }
+        TupleV4 {
+            saddr: remote,
+            daddr: local,
+            sport: ends.remote.to_be(),
+            dport: ends.local.to_be(),
+        }
     }
     #[inline(always)]
     fn bound(socket: *const bpf_sock) -> u32 {
@@ -273,7 +335,10 @@ impl Ip for V6 {
         packet::ipv6(packet, network, header, extent)
     }
     #[inline(always)]
-    fn final_destination<P: Packet>(packet: &P, datagram: &Datagram<[u32; 4]>) -> Result<[u32; 4], Malformed> {
+    fn final_destination<P: Packet>(
+        packet: &P,
+        datagram: &Datagram<[u32; 4]>,
+    ) -> Result<[u32; 4], Malformed> {
         packet::final_destination(packet, datagram)
     }
     #[inline(always)]
@@ -328,7 +393,12 @@ impl Ip for V6 {
 
     #[inline(always)]
     fn tuple(remote: [u32; 4], local: [u32; 4], ends: Ends) -> TupleV6 {
-        TupleV6 { saddr: remote, daddr: local, sport: ends.remote.to_be(), dport: ends.local.to_be() }
+        TupleV6 {
+            saddr: remote,
+            daddr: local,
+            sport: ends.remote.to_be(),
+            dport: ends.local.to_be(),
+        }
     }
     #[inline(always)]
     fn bound(socket: *const bpf_sock) -> [u32; 4] {

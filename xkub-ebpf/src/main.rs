@@ -4,7 +4,22 @@
 #![no_main]
 // Building core for the BPF target needs an unstable compiler, or RUSTC_BOOTSTRAP, anyway.
 #![feature(asm_experimental_arch)]
-#![allow(missing_docs, reason = "nothing here is public: the programs are found by name")]
+#![expect(
+    missing_docs,
+    reason = "nothing here is public: programs are found by name, not by path"
+)]
+#![expect(
+    clippy::inline_always,
+    reason = "on a packet's way every call counts, and the verifier forgets what a callee has checked"
+)]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "helpers take 32 bits of offsets and lengths that are far below"
+)]
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the macros of aya hand the context over"
+)]
 
 mod counters;
 mod egress;
@@ -33,16 +48,10 @@ use crate::{
 /// Whether the frame goes on.
 #[inline(always)]
 fn goes_on((family, outcome): (Family, Result<Outcome, Fault>)) -> bool {
-    match outcome {
-        Ok(Outcome { event, class }) => {
-            count(family, class, event);
-            true
-        }
-        Err(Fault) => {
-            count(family, Class::Other, Event::Dropped);
-            false
-        }
-    }
+    let went_well = outcome.is_ok();
+    let Outcome { event, class } = outcome.unwrap_or(Outcome::new(Event::Dropped, Class::Other));
+    count(family, class, event);
+    went_well
 }
 
 /// `TC_ACT_UNSPEC` is `TCX_NEXT`: the next program on the hook sees the packet too.
@@ -53,7 +62,11 @@ const fn tc(goes_on: bool) -> i32 {
 
 #[inline(always)]
 const fn xdp(goes_on: bool) -> u32 {
-    if goes_on { xdp_action::XDP_PASS } else { xdp_action::XDP_DROP }
+    if goes_on {
+        xdp_action::XDP_PASS
+    } else {
+        xdp_action::XDP_DROP
+    }
 }
 
 #[classifier]

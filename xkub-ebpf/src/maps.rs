@@ -25,9 +25,11 @@ pub static FLOWS_V4: LruHashMap<FlowKeyV4, Flow> = LruHashMap::with_max_entries(
 #[map]
 pub static FLOWS_V6: LruHashMap<FlowKeyV6, Flow> = LruHashMap::with_max_entries(FLOWS, 0);
 #[map]
-pub static FRAGMENTS_V4: LruHashMap<FragmentKeyV4, Fragment> = LruHashMap::with_max_entries(FRAGMENTS, 0);
+pub static FRAGMENTS_V4: LruHashMap<FragmentKeyV4, Fragment> =
+    LruHashMap::with_max_entries(FRAGMENTS, 0);
 #[map]
-pub static FRAGMENTS_V6: LruHashMap<FragmentKeyV6, Fragment> = LruHashMap::with_max_entries(FRAGMENTS, 0);
+pub static FRAGMENTS_V6: LruHashMap<FragmentKeyV6, Fragment> =
+    LruHashMap::with_max_entries(FRAGMENTS, 0);
 #[map]
 pub static GUEST_PORTS: Array<GuestPorts> = Array::with_max_entries(1, 0);
 #[map]

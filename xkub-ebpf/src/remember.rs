@@ -112,8 +112,10 @@ pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, local: u16
 #[inline(always)]
 pub fn may_be_guest(transport: &Transport, local: u16) -> bool {
     match transport {
-        // SAFETY: as in `remember_guest`.
-        Transport::Tcp { .. } | Transport::Udp { .. } => guest_port(transport, local).is_none_or(|port| unsafe { *port } != 0),
+        Transport::Tcp { .. } | Transport::Udp { .. } => {
+            // SAFETY: as in `remember_guest`.
+            guest_port(transport, local).is_none_or(|port| unsafe { *port != 0 })
+        }
         Transport::Ports { .. } => true,
         _ => false,
     }
@@ -122,12 +124,15 @@ pub fn may_be_guest(transport: &Transport, local: u16) -> bool {
 #[inline(always)]
 fn guest_port(transport: &Transport, local: u16) -> Option<*mut u8> {
     let ports = GUEST_PORTS.get_ptr_mut(0)?;
-    // SAFETY: a valid pointer, and a port is a valid index.
-    match transport {
-        Transport::Tcp { .. } => Some(unsafe { (&raw mut (*ports).tcp).cast::<u8>().add(usize::from(local)) }),
-        Transport::Udp { .. } => Some(unsafe { (&raw mut (*ports).udp).cast::<u8>().add(usize::from(local)) }),
-        _ => None,
-    }
+    let first: *mut u8 = match transport {
+        // SAFETY: a valid pointer to a struct, for a pointer to its field.
+        Transport::Tcp { .. } => unsafe { (&raw mut (*ports).tcp).cast() },
+        // SAFETY: the same.
+        Transport::Udp { .. } => unsafe { (&raw mut (*ports).udp).cast() },
+        _ => return None,
+    };
+    // SAFETY: every port is a valid index.
+    Some(unsafe { first.add(usize::from(local)) })
 }
 
 /// Whether the socket that a packet from `remote` is for is bound to N.
@@ -158,19 +163,21 @@ fn find<I: Ip, F: Frame>(
 ) -> Option<Socket<I::Address>> {
     let mut tuple = I::tuple(remote, local, ends);
     let (pointer, size) = ((&raw mut tuple).cast(), size_of::<I::Tuple>() as u32);
-    let netns = BPF_F_CURRENT_NETNS as i64 as u64;
+    let netns = i64::from(BPF_F_CURRENT_NETNS).cast_unsigned();
     // The kernel gives the two pointers different types, so one instruction must not read through both: an
     // instruction that differs, and does nothing, keeps the compiler from sharing the code before it.
     if kind == protocol::TCP {
         // SAFETY: the context is valid, and the tuple as long as said.
-        let socket = unsafe { helpers::bpf_skc_lookup_tcp(frame.context(), pointer, size, netns, 0) };
+        let socket =
+            unsafe { helpers::bpf_skc_lookup_tcp(frame.context(), pointer, size, netns, 0) };
         let found = Socket::read::<I>(socket)?;
         // SAFETY: changes nothing.
         unsafe { asm!("{0} += 0", inout(reg) size => _) };
         Some(found)
     } else {
         // SAFETY: the context is valid, and the tuple as long as said.
-        let socket = unsafe { helpers::bpf_sk_lookup_udp(frame.context(), pointer, size, netns, 0) };
+        let socket =
+            unsafe { helpers::bpf_sk_lookup_udp(frame.context(), pointer, size, netns, 0) };
         let found = Socket::read::<I>(socket)?;
         // SAFETY: changes nothing.
         unsafe { asm!("{0} |= 0", inout(reg) size => _) };
@@ -185,7 +192,10 @@ impl<A> Socket<A> {
         if socket.is_null() {
             return None;
         }
-        let found = Self { bound: I::bound(socket), peer: I::peer(socket) };
+        let found = Self {
+            bound: I::bound(socket),
+            peer: I::peer(socket),
+        };
         // SAFETY: the lookup has taken a reference, which is given back here and nowhere else.
         unsafe { helpers::bpf_sk_release(socket.cast()) };
         Some(found)

@@ -2,12 +2,12 @@
 
 use xkub_common::{
     checksum::{self, Udp},
-    packet::{Datagram, Piece, Transport, protocol, transport},
+    packet::{Datagram, Transport, protocol, transport},
 };
 
 use crate::{
     frame::{Fault, Frame},
-    ip::{Field, Ip},
+    ip::{Field, Ip, IpPacket},
 };
 
 /// Which way an address changes.
@@ -37,14 +37,12 @@ impl Way {
     }
 }
 
-/// Rewrites the source or destination of a datagram. `transport` is `None` for a later fragment;
-/// `destination` is the one that the pseudo header holds.
+/// Rewrites the source or destination of a packet. `transport` is `None` for a later fragment; `destination` is the
+/// one that the pseudo header holds.
 #[inline(always)]
-pub fn datagram<I: Ip, F: Frame>(
+pub fn packet<I: Ip, F: Frame>(
     frame: &F,
-    network: usize,
-    header: &I::Header,
-    datagram: &Datagram<I::Address>,
+    packet: &IpPacket<I>,
     destination: I::Address,
     transport: Option<&Transport>,
     field: Field,
@@ -52,13 +50,13 @@ pub fn datagram<I: Ip, F: Frame>(
 ) -> Result<(), Fault> {
     let difference = way.difference::<I>();
     match transport {
-        Some(transport) if datagram.piece != Piece::Later => {
-            transport_checksum::<I, F>(frame, datagram, destination, transport, difference)?;
+        Some(transport) => {
+            transport_checksum::<I, F>(frame, &packet.datagram, destination, transport, difference)?;
         }
-        // The address is not covered by any other field in this packet.
-        _ => uncovered::<I, F>(frame, difference),
+        // No other field of a later fragment covers the address.
+        None => uncovered::<I, F>(frame, difference),
     }
-    I::write(frame, network, field, header, way.address::<I>(), difference)
+    packet.write(frame, field, way)
 }
 
 /// The frame's sum grows by what an IPv6 address adds; in IPv4 the header checksum absorbs it.
@@ -86,7 +84,9 @@ fn transport_checksum<I: Ip, F: Frame>(
             // it grow by as much.
             uncovered::<I, F>(frame, difference);
         }
-        Transport::Udp { checksum, length, .. } => {
+        Transport::Udp {
+            checksum, length, ..
+        } => {
             let at = at + transport::UDP_CHECKSUM;
             let pseudo = || {
                 I::sum(&datagram.source)
@@ -100,7 +100,12 @@ fn transport_checksum<I: Ip, F: Frame>(
                 frame.update_pending(at, checksum, difference)?;
                 uncovered::<I, F>(frame, difference);
             } else {
-                covered::<I, F>(frame, at, checksum, checksum::update_udp(checksum, difference))?;
+                covered::<I, F>(
+                    frame,
+                    at,
+                    checksum,
+                    checksum::update_udp(checksum, difference),
+                )?;
             }
         }
         Transport::Ports { .. } if datagram.protocol != protocol::SCTP => {
