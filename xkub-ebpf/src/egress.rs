@@ -21,12 +21,16 @@ use crate::{
 #[inline(always)]
 pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
     let header = packet::plain_ipv4(frame)?;
-    match header.protocol() {
-        protocol::TCP | protocol::UDP => {
-            Some((Family::V4, ip::<V4, F>(frame, EthHdr::LEN, header)))
-        }
-        _ => None,
-    }
+    #[expect(
+        clippy::match_same_arms,
+        reason = "two branches, each of which knows its protocol"
+    )]
+    let outcome = match header.protocol() {
+        protocol::TCP => ip::<V4, F>(frame, EthHdr::LEN, header),
+        protocol::UDP => ip::<V4, F>(frame, EthHdr::LEN, header),
+        _ => return None,
+    };
+    Some((Family::V4, outcome))
 }
 
 /// Translates any frame that leaves.

@@ -51,7 +51,13 @@ pub fn packet<I: Ip, F: Frame>(
     let difference = way.difference::<I>();
     match transport {
         Some(transport) => {
-            transport_checksum::<I, F>(frame, &packet.datagram, destination, transport, difference)?;
+            transport_checksum::<I, F>(
+                frame,
+                &packet.datagram,
+                destination,
+                transport,
+                difference,
+            )?;
         }
         // No other field of a later fragment covers the address.
         None => uncovered::<I, F>(frame, difference),
