@@ -1,4 +1,4 @@
-//! Other people's programs on the uplink's TCX hooks: what a CNI would attach there, in a dozen instructions.
+//! Other people's programs on the uplink's hooks: what a CNI would attach there, in a dozen instructions.
 //!
 //! Assembled by hand and loaded through bpf(2), so that what xkub stands next to shares no line of code with it.
 
@@ -62,7 +62,16 @@ pub enum Behaviour {
     },
 }
 
-/// A program on a TCX hook, detached when dropped.
+/// Where in the chain a program goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Position {
+    /// Behind all others: where a CNI goes.
+    Tail,
+    /// Before all others.
+    Head,
+}
+
+/// A program on a hook, detached when dropped.
 #[derive(Debug)]
 pub struct Foreign {
     _link: OwnedFd,
@@ -70,7 +79,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Attaches a program at the tail of the chain, where a CNI goes; `name` has at most 15 characters.
+    /// Attaches a program at the tail of the TCX chain; `name` has at most 15 characters.
     ///
     /// # Errors
     /// When the kernel refuses: no TCX, no `CAP_BPF`.
@@ -81,10 +90,77 @@ impl Foreign {
         name: &str,
         behaviour: Behaviour,
     ) -> Result<Self> {
-        let program = load(name, &assemble(behaviour)).with_context(|| format!("load {name}"))?;
-        let index = namespace.interface_index(device)?;
+        Self::attach_at(
+            namespace,
+            device,
+            direction,
+            Position::Tail,
+            name,
+            behaviour,
+        )
+    }
+
+    /// Attaches a program to the TCX chain.
+    ///
+    /// # Errors
+    /// As [`Foreign::attach`].
+    pub fn attach_at(
+        namespace: &Namespace,
+        device: &str,
+        direction: Direction,
+        position: Position,
+        name: &str,
+        behaviour: Behaviour,
+    ) -> Result<Self> {
+        let attach_type = match direction {
+            Direction::Ingress => BPF_TCX_INGRESS,
+            Direction::Egress => BPF_TCX_EGRESS,
+        };
+        let flags = match position {
+            Position::Tail => 0,
+            Position::Head => BPF_F_BEFORE,
+        };
+        let program = load(BPF_PROG_TYPE_SCHED_CLS, name, &assemble(behaviour))
+            .with_context(|| format!("load {name}"))?;
+        Self::link(namespace, device, name, program, attach_type, flags)
+    }
+
+    /// Puts a program that passes everything into the XDP slot, in driver mode.
+    ///
+    /// # Errors
+    /// When the driver has no XDP, or the slot is taken.
+    pub fn attach_xdp(namespace: &Namespace, device: &str, name: &str) -> Result<Self> {
+        let pass = [move_immediate(0, XDP_PASS), EXIT];
+        let program =
+            load(BPF_PROG_TYPE_XDP, name, &pass).with_context(|| format!("load {name}"))?;
+        Self::link(
+            namespace,
+            device,
+            name,
+            program,
+            BPF_XDP,
+            XDP_FLAGS_DRV_MODE,
+        )
+    }
+
+    fn link(
+        namespace: &Namespace,
+        device: &str,
+        name: &str,
+        program: OwnedFd,
+        attach_type: u32,
+        flags: u32,
+    ) -> Result<Self> {
+        let attributes = LinkAttributes {
+            // A descriptor is never negative.
+            program: program.as_raw_fd().unsigned_abs(),
+            device: namespace.interface_index(device)?,
+            attach_type,
+            flags,
+            ..LinkAttributes::default()
+        };
         let link = namespace
-            .within(|| link(&program, index, direction))?
+            .within(|| bpf(BPF_LINK_CREATE, &attributes))?
             .with_context(|| format!("attach {name} to {device}"))?;
         Ok(Self {
             _link: link,
@@ -248,7 +324,7 @@ struct LoadAttributes {
     name: [u8; 16],
 }
 
-/// `BPF_LINK_CREATE` of `union bpf_attr`, for TCX.
+/// `BPF_LINK_CREATE` of `union bpf_attr`, for TCX; zeros where XDP has nothing.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct LinkAttributes {
@@ -266,11 +342,17 @@ const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
+/// Before `relative`, or before all without one.
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+const BPF_XDP: u32 = 37;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const XDP_PASS: i32 = 2;
 
-fn load(name: &str, instructions: &[Instruction]) -> Result<OwnedFd> {
+fn load(program_type: u32, name: &str, instructions: &[Instruction]) -> Result<OwnedFd> {
     let license = CString::new("GPL")?;
     let mut attributes = LoadAttributes {
-        program_type: BPF_PROG_TYPE_SCHED_CLS,
+        program_type,
         instruction_count: u32::try_from(instructions.len())?,
         instructions: instructions.as_ptr() as u64,
         license: license.as_ptr() as u64,
@@ -281,20 +363,6 @@ fn load(name: &str, instructions: &[Instruction]) -> Result<OwnedFd> {
         *target = byte;
     }
     Ok(bpf(BPF_PROG_LOAD, &attributes)?)
-}
-
-fn link(program: &OwnedFd, index: u32, direction: Direction) -> io::Result<OwnedFd> {
-    let attributes = LinkAttributes {
-        // A descriptor is never negative.
-        program: program.as_raw_fd().unsigned_abs(),
-        device: index,
-        attach_type: match direction {
-            Direction::Ingress => BPF_TCX_INGRESS,
-            Direction::Egress => BPF_TCX_EGRESS,
-        },
-        ..LinkAttributes::default()
-    };
-    bpf(BPF_LINK_CREATE, &attributes)
 }
 
 fn bpf<T>(command: i32, attributes: &T) -> io::Result<OwnedFd> {

@@ -535,8 +535,12 @@ impl Running {
     /// Sends a signal to it.
     ///
     /// # Errors
-    /// When it has ended and is reaped.
-    pub fn signal(&self, signal: Signal) -> Result<()> {
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        if self.child.try_wait()?.is_some() {
+            // Its number may be somebody else's by now.
+            bail!("{} has ended already", self.line);
+        }
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id())?);
         nix::sys::signal::kill(pid, signal).with_context(|| format!("{signal} to {}", self.line))
     }
@@ -568,6 +572,9 @@ impl Running {
 
     /// Waits for the end without a busy loop; false when `limit` passed first.
     fn wait_limit(&mut self, limit: Duration) -> Result<bool> {
+        if self.child.try_wait()?.is_some() {
+            return Ok(true);
+        }
         let pid = libc::pid_t::try_from(self.child.id())?;
         // SAFETY: pidfd_open takes two integers; our own child can't have been reaped by anyone else.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

@@ -34,43 +34,42 @@ fn traces(node: &Node) -> Result<Traces> {
     })
 }
 
-fn nothing_is_left(extra: &[&str], place: NodeAddress) {
-    let lab = Masquerade::builder().node_address(place).build().unwrap();
+fn nothing_is_left(extra: &[&str], place: NodeAddress) -> Result<()> {
+    let lab = Masquerade::builder().node_address(place).build()?;
     let node = lab.node(0);
-    let before = traces(node).unwrap();
+    let before = traces(node)?;
     for _ in 0..2 {
-        node.attach(extra).unwrap();
-        assert_ne!(traces(node).unwrap(), before);
-        node.detach().unwrap();
-        assert_eq!(traces(node).unwrap(), before);
+        node.attach(extra)?;
+        assert_ne!(traces(node)?, before);
+        node.detach()?;
+        assert_eq!(traces(node)?, before);
     }
     // Nothing is there: fine. Asking for what is not there is not.
-    node.detach().unwrap();
-    let shown = node
-        .xkub(&["datapath", "show", "--uplink", UPLINK])
-        .unwrap();
+    node.detach()?;
+    let shown = node.xkub(&["datapath", "show", "--uplink", UPLINK])?;
     assert_eq!(shown.code(), Some(1), "{shown:?}");
+    Ok(())
 }
 
 #[test]
 fn of_tcx() {
-    nothing_is_left(&["--ingress-hook", "tcx"], NodeAddress::Absent);
+    nothing_is_left(&["--ingress-hook", "tcx"], NodeAddress::Absent).unwrap();
 }
 
 #[test]
 fn of_clsact() {
-    nothing_is_left(&["--ingress-hook", "clsact"], NodeAddress::Absent);
+    nothing_is_left(&["--ingress-hook", "clsact"], NodeAddress::Absent).unwrap();
 }
 
 #[test]
 fn of_xdp() {
-    nothing_is_left(&["--ingress-hook", "xdp"], NodeAddress::Absent);
+    nothing_is_left(&["--ingress-hook", "xdp"], NodeAddress::Absent).unwrap();
 }
 
 #[test]
 fn an_address_that_was_there_before_stays() {
-    nothing_is_left(&[], NodeAddress::OnLoopback);
-    nothing_is_left(&["--no-address"], NodeAddress::OnLoopback);
+    nothing_is_left(&[], NodeAddress::OnLoopback).unwrap();
+    nothing_is_left(&["--no-address"], NodeAddress::OnLoopback).unwrap();
 }
 
 /// The programs are really gone: the overlay is as dead as before.

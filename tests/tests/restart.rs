@@ -1,0 +1,341 @@
+//! The datapath does not depend on the process that attached it, and changing it under traffic loses no packet.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use xkub_tests::Node;
+use xkub_tests::masquerade::{
+    Family, GUEST_V4, Masquerade, NodeAddress, OVERLAY_PORT, Overlay, UPLINK,
+};
+use xkub_tests::traffic::{IperfServer, Ping};
+use xkub_tests::wait::{PATIENCE, wait_until};
+
+/// iperf3's own default.
+const IPERF_PORT: u16 = 5201;
+/// Long enough for many changes.
+const TRAFFIC: Duration = Duration::from_secs(6);
+/// Changes that a test must have made to prove something; on an idle machine it makes several times as many.
+const CHANGES: u32 = 3;
+
+/// Counts what a translated packet can't be: in the launcher, packets from the node address; in the guest, overlay
+/// packets for the guest address that got past the ingress program. One of them is one packet that no program saw.
+fn count_untranslated(node: &Node) -> Result<()> {
+    let address = node.node_v4();
+    node.launcher.nft(&format!(
+        "table ip watch {{
+            counter untranslated {{ }}
+            chain prerouting {{
+                type filter hook prerouting priority -300;
+                iifname \"k6t-eth0\" ip saddr {address} counter name untranslated
+            }}
+        }}\n"
+    ))?;
+    node.guest.nft(&format!(
+        "table ip watch {{
+            counter untranslated {{ }}
+            chain prerouting {{
+                type filter hook prerouting priority -300;
+                iifname \"{UPLINK}\" ip daddr {GUEST_V4} udp dport {OVERLAY_PORT} counter name untranslated
+            }}
+        }}\n"
+    ))
+}
+
+/// The sum of both counters of a node.
+fn untranslated(node: &Node) -> Result<u64> {
+    let mut sum = 0;
+    for namespace in [&node.launcher, &node.guest] {
+        let text = namespace.check(["nft", "list", "counter", "ip", "watch", "untranslated"])?;
+        let mut words = text
+            .split_whitespace()
+            .skip_while(|word| *word != "packets");
+        sum += words.nth(1).context("no count")?.parse::<u64>()?;
+    }
+    Ok(sum)
+}
+
+fn lab() -> Result<Masquerade> {
+    let lab = Masquerade::builder().ipv6(false).build()?;
+    lab.add_overlay(&Overlay::V4)?;
+    attach(&lab, &[])?;
+    for node in lab.nodes() {
+        count_untranslated(node)?;
+    }
+    Ok(lab)
+}
+
+fn attach(lab: &Masquerade, extra: &[&str]) -> Result<()> {
+    for node in lab.nodes() {
+        let address = node.node_v4().to_string();
+        let arguments = [
+            "datapath",
+            "attach",
+            "--uplink",
+            UPLINK,
+            "--node-address",
+            &address,
+        ];
+        node.xkub(&[&arguments[..], extra].concat())?.success()?;
+    }
+    Ok(())
+}
+
+/// A counter that shows when the test counts nothing.
+#[test]
+fn the_count_itself_counts() {
+    let lab = lab().unwrap();
+    let peer = Overlay::V4.address(lab.node(1));
+    assert!(
+        Ping::to(peer)
+            .count(3)
+            .run(&lab.node(0).guest)
+            .unwrap()
+            .complete()
+    );
+    assert_eq!(
+        lab.nodes()
+            .each_ref()
+            .map(|node| untranslated(node).unwrap()),
+        [0, 0]
+    );
+    lab.node(0).detach().unwrap();
+    lab.node(0)
+        .guest
+        .ip(&format!(
+            "addr replace {}/32 dev lo\n",
+            lab.node(0).node_v4()
+        ))
+        .unwrap();
+    assert_eq!(
+        Ping::to(peer)
+            .count(3)
+            .run(&lab.node(0).guest)
+            .unwrap()
+            .received,
+        0
+    );
+    assert!(untranslated(lab.node(0)).unwrap() >= 3);
+}
+
+/// A change of settings swaps programs through the pinned links, while datagrams run both through them and past the
+/// address that changes nothing: none may be lost.
+#[test]
+fn swapping_programs_under_udp_loses_no_packet() {
+    let lab = lab().unwrap();
+    let receiver = &lab.node(1).guest;
+    let server =
+        IperfServer::start(receiver, Overlay::V4.address(lab.node(1)), IPERF_PORT).unwrap();
+    // Some ten thousand datagrams a second: a hundred to each program swap, and no more than a shared machine carries.
+    let stream = server.client().duration(TRAFFIC).udp(200, "16M");
+    let full_before = receiver.counter("UdpRcvbufErrors").unwrap();
+    let mut client = stream.start(&lab.node(0).guest).unwrap();
+    let translated = || {
+        lab.node(0)
+            .packets("egress-first", Some(Family::V4), "translated")
+            .unwrap()
+    };
+    let before = translated();
+    let mut changes = 0;
+    while client.is_running().unwrap() {
+        let service = format!("tcp/{}", 9000 + changes % 2);
+        attach(&lab, &["--service", &service]).unwrap();
+        changes += 1;
+    }
+    let measured = stream.finish(client).unwrap();
+    // What the receiver was too slow to read, the datapath did not lose.
+    let full = receiver.counter("UdpRcvbufErrors").unwrap() - full_before;
+    assert_eq!(
+        lab.nodes()
+            .each_ref()
+            .map(|node| untranslated(node).unwrap()),
+        [0, 0],
+        "{changes} changes"
+    );
+    assert!(
+        measured.packets_lost <= full,
+        "{measured:?}, {full} for want of a buffer, {changes} changes"
+    );
+    assert!(
+        changes >= CHANGES && measured.packets_received > 10_000,
+        "{changes} changes, {measured:?}"
+    );
+    assert!(
+        translated() - before >= measured.packets_received,
+        "the counters live through a swap"
+    );
+}
+
+#[test]
+fn attaching_again_under_tcp_loses_no_packet() {
+    let lab = lab().unwrap();
+    let server = IperfServer::start(
+        &lab.node(1).guest,
+        Overlay::V4.address(lab.node(1)),
+        IPERF_PORT,
+    )
+    .unwrap();
+    let stream = server.client().duration(TRAFFIC);
+    let mut client = stream.start(&lab.node(0).guest).unwrap();
+    let mut changes = 0;
+    while client.is_running().unwrap() {
+        // The same again, and something else.
+        attach(&lab, &[]).unwrap();
+        attach(&lab, &["--service", "udp/30000-32767"]).unwrap();
+        changes += 2;
+    }
+    let measured = stream.finish(client).unwrap();
+    assert_eq!(
+        lab.nodes()
+            .each_ref()
+            .map(|node| untranslated(node).unwrap()),
+        [0, 0],
+        "{changes} changes"
+    );
+    assert!(
+        changes >= CHANGES && measured.bits_per_second > 0.0,
+        "{changes} changes, {measured:?}"
+    );
+}
+
+/// From one hook to another and back there is no pinned link to swap: the new one stands before the old one goes.
+#[test]
+fn changing_the_hook_leaves_no_packet_untranslated() {
+    let lab = lab().unwrap();
+    let server = IperfServer::start(
+        &lab.node(1).guest,
+        Overlay::V4.address(lab.node(1)),
+        IPERF_PORT,
+    )
+    .unwrap();
+    let stream = server.client().duration(TRAFFIC);
+    let mut client = stream.start(&lab.node(0).guest).unwrap();
+    let mut changes = 0;
+    while client.is_running().unwrap() {
+        for hook in ["clsact", "tcx", "xdp", "tcx"] {
+            attach(&lab, &["--ingress-hook", hook]).unwrap();
+            changes += 1;
+        }
+    }
+    stream.finish(client).unwrap();
+    assert_eq!(
+        lab.nodes()
+            .each_ref()
+            .map(|node| untranslated(node).unwrap()),
+        [0, 0],
+        "{changes} changes"
+    );
+}
+
+#[test]
+fn a_killed_watcher_leaves_the_datapath() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let binary = xkub_tests::xkub::binary().unwrap();
+    let binary = binary.to_string_lossy();
+    let mut watcher = node
+        .guest
+        .spawn([binary.as_ref(), "datapath", "watch", "--uplink", UPLINK])
+        .unwrap();
+    watcher.signal(Signal::SIGKILL).unwrap();
+    watcher.wait(PATIENCE).unwrap();
+    let peer = Overlay::V4.address(lab.node(1));
+    assert!(Ping::to(peer).count(3).run(&node.guest).unwrap().complete());
+}
+
+/// Killed at any moment, an attach leaves either the old datapath or the new one, and nothing that a later attach does
+/// not adopt or a detach not remove.
+#[test]
+fn an_attach_killed_half_way_leaves_no_packet_untranslated_and_no_orphan() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let server = IperfServer::start(
+        &lab.node(1).guest,
+        Overlay::V4.address(lab.node(1)),
+        IPERF_PORT,
+    )
+    .unwrap();
+    let stream = server.client().duration(TRAFFIC).udp(200, "8M");
+    let mut client = stream.start(&node.guest).unwrap();
+    let binary = xkub_tests::xkub::binary().unwrap();
+    let binary = binary.to_string_lossy();
+    let address = node.node_v4().to_string();
+    let mut killed = 0;
+    while client.is_running().unwrap() {
+        let service = format!("tcp/{}", 9000 + killed % 7);
+        let arguments = [
+            "datapath",
+            "attach",
+            "--uplink",
+            UPLINK,
+            "--node-address",
+            &address,
+            "--service",
+            &service,
+        ];
+        let words = std::iter::once(binary.as_ref()).chain(arguments);
+        let attaching = node.guest.spawn(words).unwrap();
+        // Not a wait for something: another moment of the attach each time.
+        std::thread::sleep(Duration::from_millis(u64::from(killed % 60) * 2));
+        attaching.kill().unwrap();
+        killed += 1;
+    }
+    stream.finish(client).unwrap();
+    assert_eq!(untranslated(node).unwrap(), 0, "{killed} attaches killed");
+    assert!(killed >= CHANGES);
+    // What is there is whole again after one attach.
+    attach(&lab, &[]).unwrap();
+    let shown = node.show().unwrap();
+    let warnings = shown["warnings"].to_string();
+    assert!(!warnings.contains("stands"), "{warnings}");
+    let ours = |direction: &str| {
+        let chain = shown["chain"][direction]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        chain.iter().filter(|entry| entry["ours"] == true).count()
+    };
+    assert_eq!((ours("ingress"), ours("egress")), (1, 2), "{shown}");
+}
+
+/// After a first attach that was killed at any moment, detach leaves nothing.
+#[test]
+fn a_first_attach_killed_half_way_is_cleaned_up() {
+    let lab = Masquerade::builder()
+        .ipv6(false)
+        .node_address(NodeAddress::Absent)
+        .build()
+        .unwrap();
+    let node = lab.node(0);
+    let binary = xkub_tests::xkub::binary().unwrap();
+    let binary = binary.to_string_lossy();
+    let address = node.node_v4().to_string();
+    let state = || {
+        let addresses = node.guest.check(["ip", "-brief", "address"]).unwrap();
+        let pins = node.guest.check(["find", "/sys/fs/bpf"]).unwrap();
+        let qdiscs = node.guest.check(["tc", "qdisc", "show"]).unwrap();
+        (addresses, pins, qdiscs)
+    };
+    let before = state();
+    for moment in (0..120).step_by(5) {
+        let arguments = [
+            "datapath",
+            "attach",
+            "--uplink",
+            UPLINK,
+            "--node-address",
+            &address,
+        ];
+        let attaching = node
+            .guest
+            .spawn(std::iter::once(binary.as_ref()).chain(arguments))
+            .unwrap();
+        // Not a wait for something: another moment of the attach each time.
+        std::thread::sleep(Duration::from_millis(moment));
+        attaching.kill().unwrap();
+        node.detach().unwrap();
+        wait_until("everything to be gone", PATIENCE, || Ok(state() == before))
+            .with_context(|| format!("killed after {moment} ms: {:?}", state()))
+            .unwrap();
+    }
+}
