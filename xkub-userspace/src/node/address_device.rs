@@ -83,17 +83,16 @@ impl AddressDevice {
     /// # Errors
     /// [`AddressDeviceError`], one variant per cause.
     pub fn ensure(netlink: &Netlink, name: &str, mtu: u32) -> Result<Self, AddressDeviceError> {
-        let device = if let Some(device) = Self::find(netlink, name)? {
-            device
-        } else {
-            match Self::create(netlink, name, mtu) {
-                Ok(()) => Self::find(netlink, name)?
-                    .ok_or_else(|| AddressDeviceError::Vanished(name.to_owned()))?,
-                Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
+        let device = match Self::find(netlink, name)? {
+            Some(device) => device,
+            None => match Self::create(netlink, name, mtu) {
+                Err(AddressDeviceError::Netlink(error))
+                    if error.errno() == Some(libc::EOPNOTSUPP) =>
+                {
                     return Self::ensure(netlink, LOOPBACK, mtu);
                 }
-                Err(error) => return Err(error.into()),
-            }
+                other => other?,
+            },
         };
         let mut changes = LinkUnspec::new_with_index(device.index).up();
         if device.is_ours {
@@ -109,12 +108,27 @@ impl AddressDevice {
         Ok(device)
     }
 
-    fn create(netlink: &Netlink, name: &str, mtu: u32) -> Result<(), NetlinkError> {
-        let message = LinkDummy::new(name).mtu(mtu).alias(ALIAS).build();
+    fn create(netlink: &Netlink, name: &str, mtu: u32) -> Result<Self, AddressDeviceError> {
         netlink.wait(
             || format!("create the dummy interface {name}"),
-            netlink.handle().link().add(message).execute(),
-        )
+            netlink
+                .handle()
+                .link()
+                .add(LinkDummy::new(name).mtu(mtu).build())
+                .execute(),
+        )?;
+        let mut device = Self::find(netlink, name)?
+            .ok_or_else(|| AddressDeviceError::Vanished(name.to_owned()))?;
+        // The kernel ignores it in the request that creates the device.
+        let alias = LinkUnspec::new_with_index(device.index)
+            .alias(ALIAS)
+            .build();
+        netlink.wait(
+            || format!("mark {name} as ours"),
+            netlink.handle().link().set(alias).execute(),
+        )?;
+        device.is_ours = true;
+        Ok(device)
     }
 
     /// Must come before the device is up, and after its creation: the kernel ignores the mode there.
