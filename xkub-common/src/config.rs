@@ -6,6 +6,7 @@
 use crate::{
     checksum,
     counter::{self, Place},
+    port::PortSet,
 };
 
 /// One address family's pair of addresses, for a 32-bit address word count of `WORDS` (1 or 4).
@@ -51,43 +52,6 @@ impl<const WORDS: usize> Addresses<WORDS> {
 pub type AddressesV4 = Addresses<1>;
 /// The IPv6 pair.
 pub type AddressesV6 = Addresses<4>;
-
-/// A set of ports as one bit each, so that a range costs what a port costs: one load.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct PortSet {
-    words: [u64; Self::WORDS],
-}
-
-impl PortSet {
-    const WORDS: usize = (u16::MAX as usize + 1) / u64::BITS as usize;
-
-    /// No port.
-    pub const EMPTY: Self = Self {
-        words: [0; Self::WORDS],
-    };
-
-    /// Adds a port, host byte order.
-    pub fn insert(&mut self, port: u16) {
-        self.words[usize::from(port / 64)] |= 1 << (port % 64);
-    }
-
-    /// Whether the port (host byte order) is in the set.
-    #[must_use]
-    #[inline(always)]
-    pub fn contains(&self, port: u16) -> bool {
-        let word = &self.words[usize::from(port / 64)];
-        // SAFETY: a valid reference is a valid pointer. The read is volatile because in the kernel the set
-        // is a program constant that the loader fills in after the compiler has seen it as empty.
-        let word = unsafe { core::ptr::read_volatile(word) };
-        word >> (port % 64) & 1 == 1
-    }
-
-    /// The ports, host byte order, in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
-        (0..=u16::MAX).filter(|port| self.contains(*port))
-    }
-}
 
 /// A set of IP protocol numbers.
 #[repr(C)]

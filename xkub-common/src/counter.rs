@@ -1,6 +1,6 @@
 //! What the datapath counts: one number per CPU for each place, family, class and event.
 
-use crate::packet::{Transport, protocol};
+use crate::packet::Kind;
 
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
@@ -92,21 +92,18 @@ numbered! {
 }
 
 impl Class {
-    /// Of a packet with this transport header, or of a fragment without one.
+    /// Of a packet with this transport header.
     #[must_use]
     #[inline(always)]
-    pub const fn of(kind: u8, transport: Option<&Transport>) -> Self {
-        match transport {
-            None => Self::Fragment,
-            Some(Transport::Tcp { .. }) => Self::Tcp,
-            Some(Transport::Udp { .. }) => Self::Udp,
-            Some(Transport::Query(_) | Transport::Answer(_)) => Self::Icmp,
-            Some(Transport::Error) => Self::IcmpError,
-            Some(Transport::Neighbour) => Self::Neighbour,
-            Some(Transport::Other) if kind == protocol::ICMP || kind == protocol::ICMPV6 => {
-                Self::Icmp
-            }
-            Some(Transport::Ports { .. } | Transport::Other) => Self::Other,
+    pub const fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::Tcp => Self::Tcp,
+            Kind::Udp => Self::Udp,
+            Kind::Query | Kind::Answer | Kind::Message => Self::Icmp,
+            Kind::Error => Self::IcmpError,
+            Kind::Neighbour => Self::Neighbour,
+            Kind::Fragment => Self::Fragment,
+            Kind::Ports | Kind::Other => Self::Other,
         }
     }
 }

@@ -4,16 +4,17 @@
 use crate::{
     config::Services,
     flow::{Flow, Fragment, FragmentOwner, LOOKUP_TICKS, Owner, UNORDERED_TICKS},
-    packet::{Transport, protocol},
+    packet::{Kind, Transport},
+    port::Port,
 };
 
-/// The ports of a flow's key, host byte order, as seen from the guest.
+/// The ports of a flow's key, as seen from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// Our port, or an echo identifier.
-    pub local: u16,
-    /// The remote port.
-    pub remote: u16,
+    pub local: Port,
+    /// The remote port, or an echo identifier.
+    pub remote: Port,
 }
 
 impl Ends {
@@ -21,32 +22,9 @@ impl Ends {
     #[must_use]
     #[inline(always)]
     pub const fn leaving(transport: &Transport) -> Self {
-        match *transport {
-            Transport::Tcp {
-                source,
-                destination,
-                ..
-            }
-            | Transport::Udp {
-                source,
-                destination,
-                ..
-            }
-            | Transport::Ports {
-                source,
-                destination,
-            } => Self {
-                local: source,
-                remote: destination,
-            },
-            Transport::Query(identifier) | Transport::Answer(identifier) => Self {
-                local: identifier,
-                remote: 0,
-            },
-            Transport::Error | Transport::Neighbour | Transport::Other => Self {
-                local: 0,
-                remote: 0,
-            },
+        Self {
+            local: transport.source,
+            remote: transport.destination,
         }
     }
 
@@ -54,59 +32,54 @@ impl Ends {
     #[must_use]
     #[inline(always)]
     pub const fn arriving(transport: &Transport) -> Self {
-        let Self { local, remote } = Self::leaving(transport);
-        match transport {
-            Transport::Tcp { .. } | Transport::Udp { .. } | Transport::Ports { .. } => Self {
-                local: remote,
-                remote: local,
-            },
-            _ => Self { local, remote },
+        Self {
+            local: transport.destination,
+            remote: transport.source,
         }
     }
 }
 
-/// Whether packets for this local end belong to the service set.
+/// Whether packets for this local port belong to the service set.
 #[must_use]
 #[inline(always)]
-pub fn in_service(services: &Services, kind: u8, transport: &Transport, local: u16) -> bool {
-    (match transport {
-        Transport::Tcp { .. } => services.tcp.contains(local),
-        Transport::Udp { .. } => services.udp.contains(local),
+pub fn in_service(services: &Services, protocol: u8, kind: Kind, local: Port) -> bool {
+    (match kind {
+        Kind::Tcp => services.tcp.contains(local),
+        Kind::Udp => services.udp.contains(local),
         _ => false,
-    }) || services.protocols.contains(kind)
+    }) || services.protocols.contains(protocol)
+}
+
+/// Whether it is a packet into a one-way tunnel: nothing answers to its source port.
+#[inline(always)]
+fn is_tunnel(services: &Services, transport: &Transport) -> bool {
+    matches!(transport.kind, Kind::Udp) && services.overlay.contains(transport.destination)
 }
 
 /// Egress rule 4: whether a packet that leaves from N is remembered, so that its answer finds N.
 #[must_use]
 #[inline(always)]
-pub fn remember_node(services: &Services, kind: u8, transport: &Transport) -> bool {
-    match *transport {
-        // One-way: nothing answers to a tunnel packet's source port.
-        Transport::Udp { destination, .. } if services.overlay.contains(destination) => false,
-        Transport::Answer(_) | Transport::Error | Transport::Neighbour => false,
-        Transport::Other if kind == protocol::ICMP || kind == protocol::ICMPV6 => false,
-        _ => !in_service(services, kind, transport, Ends::leaving(transport).local),
+pub fn remember_node(services: &Services, protocol: u8, transport: &Transport) -> bool {
+    match transport.kind {
+        Kind::Answer | Kind::Error | Kind::Neighbour | Kind::Message | Kind::Fragment => false,
+        Kind::Tcp | Kind::Udp | Kind::Ports | Kind::Query | Kind::Other => {
+            !is_tunnel(services, transport)
+                && !in_service(services, protocol, transport.kind, transport.source)
+        }
     }
 }
 
 /// Whether a packet that leaves from G opens a flow whose answers would be taken for the service set.
 #[must_use]
 #[inline(always)]
-pub fn remember_guest(services: &Services, kind: u8, transport: &Transport) -> bool {
-    match *transport {
-        Transport::Tcp { source, opens, .. } => {
-            opens && in_service(services, kind, transport, source)
-        }
-        Transport::Udp {
-            source,
-            destination,
-            ..
-        } => {
-            in_service(services, kind, transport, source) && !services.overlay.contains(destination)
-        }
-        Transport::Ports { source, .. } => in_service(services, kind, transport, source),
+pub fn remember_guest(services: &Services, protocol: u8, transport: &Transport) -> bool {
+    let may_open = match transport.kind {
+        Kind::Tcp => transport.opens,
+        Kind::Udp => !is_tunnel(services, transport),
+        Kind::Ports => true,
         _ => false,
-    }
+    };
+    may_open && in_service(services, protocol, transport.kind, transport.source)
 }
 
 /// Where a packet for G goes.
@@ -155,8 +128,7 @@ impl Flow {
 #[inline(always)]
 pub fn arrival_in_service(transport: &Transport, remembered: Flow) -> Arrival {
     // A SYN is a new connection, whatever was remembered of an old one with the same ends.
-    if remembered.is(Owner::GuestOpened) && !matches!(transport, Transport::Tcp { opens: true, .. })
-    {
+    if remembered.is(Owner::GuestOpened) && !transport.opens {
         Arrival::Guest
     } else {
         Arrival::Node
@@ -168,24 +140,22 @@ pub fn arrival_in_service(transport: &Transport, remembered: Flow) -> Arrival {
 #[must_use]
 #[inline(always)]
 pub fn arrival(transport: &Transport, remembered: Flow, now: impl FnOnce() -> u32) -> Arrival {
-    let has_socket = match transport {
-        Transport::Tcp { opens: true, .. } => return Arrival::Lookup,
-        Transport::Tcp { .. } | Transport::Udp { .. } => true,
-        _ => false,
-    };
+    if transport.opens {
+        return Arrival::Lookup;
+    }
     if remembered.is(Owner::Node) {
         Arrival::Node
     } else if remembered.is(Owner::GuestOpened) {
         Arrival::Guest
     } else if remembered.is(Owner::GuestFound) {
-        let is_old = matches!(transport, Transport::Udp { .. })
+        let is_old = matches!(transport.kind, Kind::Udp)
             && now().wrapping_sub(remembered.since) > LOOKUP_TICKS;
         if is_old {
             Arrival::Lookup
         } else {
             Arrival::Guest
         }
-    } else if has_socket {
+    } else if matches!(transport.kind, Kind::Tcp | Kind::Udp) {
         Arrival::Lookup
     } else {
         Arrival::Guest
@@ -198,17 +168,15 @@ pub fn arrival(transport: &Transport, remembered: Flow, now: impl FnOnce() -> u3
 #[inline(always)]
 pub fn quoted_from_node(
     services: &Services,
-    kind: u8,
+    protocol: u8,
     transport: &Transport,
     remembered: Flow,
 ) -> bool {
     if remembered.is_known() {
         return remembered.is(Owner::Node);
     }
-    match *transport {
-        Transport::Udp { destination, .. } if services.overlay.contains(destination) => true,
-        _ => in_service(services, kind, transport, Ends::leaving(transport).local),
-    }
+    is_tunnel(services, transport)
+        || in_service(services, protocol, transport.kind, transport.source)
 }
 
 /// Where a first fragment goes: after a later fragment of the same datagram that came just before it, else

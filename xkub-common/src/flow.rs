@@ -1,8 +1,10 @@
 //! What the datapath remembers of flows and of fragmented datagrams.
 //!
 //! A key names a flow by its remote end, as ingress sees it; the local address is G and therefore not part
-//! of it. Ports and addresses keep network byte order. Echo messages put their identifier where the local
-//! port is; protocols without ports leave both 0.
+//! of it. Ports and addresses keep network byte order. Echo messages have their identifier for
+//! both ports, protocols without ports 0.
+
+use crate::port::Port;
 
 /// A flow over IPv4.
 #[repr(C)]
@@ -11,9 +13,9 @@ pub struct FlowKeyV4 {
     /// The remote address.
     pub remote: u32,
     /// Our port, or the echo identifier.
-    pub local_port: u16,
+    pub local_port: Port,
     /// The remote port.
-    pub remote_port: u16,
+    pub remote_port: Port,
     /// The IP protocol; 32 bits wide so that the key is a whole number of words, which the kernel hashes
     /// faster than bytes.
     pub protocol: u32,
@@ -26,9 +28,9 @@ pub struct FlowKeyV6 {
     /// The remote address.
     pub remote: [u32; 4],
     /// Our port, or the echo identifier.
-    pub local_port: u16,
+    pub local_port: Port,
     /// The remote port.
-    pub remote_port: u16,
+    pub remote_port: Port,
     /// The IP protocol.
     pub protocol: u32,
 }
@@ -111,7 +113,7 @@ pub enum FragmentOwner {
 pub const UNORDERED_TICKS: u32 = 100;
 
 /// Local ports from which the guest opened a flow out of the service set, one byte each (0 or 1), indexed
-/// by the port in host byte order. Spares the lookup of a flow for every other packet of the service set.
+/// by [`Port::index`]. Spares the lookup of a flow for every other packet of the service set.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct GuestPorts {
@@ -129,7 +131,7 @@ pub struct GuestPorts {
 #[must_use]
 #[inline(always)]
 pub const fn settled(key: &FlowKeyV4) -> u64 {
-    (key.remote as u64) << 32 | (key.local_port as u64) << 16 | key.remote_port as u64
+    (key.remote as u64) << 32 | (key.local_port.raw() as u64) << 16 | key.remote_port.raw() as u64
 }
 
 /// Entries of the table of settled flows: 128 KiB, as much as stays in a core's cache.

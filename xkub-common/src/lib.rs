@@ -16,6 +16,7 @@ pub mod counter;
 pub mod decide;
 pub mod flow;
 pub mod packet;
+pub mod port;
 
 /// The version of everything that outlives a process: map layouts and pin names. It is part of the pin
 /// path, because aya opens an existing pin without checking that its layout is the expected one.

@@ -2,12 +2,14 @@
 //! over anything that can read at an offset.
 //!
 //! Offsets are bytes from the start of the Ethernet header. Fields keep network byte order unless a
-//! name says otherwise; lengths and ports are host byte order.
+//! name says otherwise; lengths are host byte order.
 
 use network_types::{
     eth::EthHdr,
     ip::{Ipv4Hdr, Ipv6Hdr},
 };
+
+use crate::port::Port;
 
 /// Types that any bytes are a valid value of.
 ///
@@ -598,49 +600,75 @@ pub fn final_destination<P: Packet + ?Sized>(
     }
 }
 
-/// A transport header, as far as translation needs it. Ports are host byte order.
+/// What kind of transport header a packet has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum Kind {
     /// TCP.
-    Tcp {
-        /// Source port.
-        source: u16,
-        /// Destination port.
-        destination: u16,
-        /// A SYN without ACK: the first packet of a connection.
-        opens: bool,
-    },
+    Tcp,
     /// UDP.
-    Udp {
-        /// Source port.
-        source: u16,
-        /// Destination port.
-        destination: u16,
-        /// Checksum field as it is.
-        checksum: u16,
-        /// The length field, network byte order.
-        length: u16,
-    },
+    Udp,
     /// SCTP, DCCP and UDP-Lite: ports where TCP and UDP have them.
-    Ports {
-        /// Source port.
-        source: u16,
-        /// Destination port.
-        destination: u16,
-    },
+    Ports,
     /// An ICMP or ICMPv6 message that is answered by one with the same identifier.
-    Query(u16),
+    Query,
     /// The answer to one.
-    Answer(u16),
+    Answer,
     /// An ICMP or ICMPv6 message that quotes a packet.
     Error,
     /// A Neighbour Discovery message.
     Neighbour,
-    /// Any other protocol or ICMP message.
+    /// Any other ICMP or ICMPv6 message.
+    Message,
+    /// Any other protocol.
     Other,
+    /// None: a fragment that is not the first.
+    Fragment,
 }
 
-/// Reads the transport header of a datagram that has one.
+/// A transport header, as far as translation needs it.
+///
+/// A struct, and not an enum with fields: of an enum the compiler copies fields that the variant at hand does not have,
+/// which kernels before 6.3 reject as a read of uninitialised stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// What it is.
+    pub kind: Kind,
+    /// The source port, or the identifier of a query or an answer.
+    pub source: Port,
+    /// The destination port, or the identifier of a query or an answer.
+    pub destination: Port,
+    /// TCP: a SYN without ACK, the first packet of a connection.
+    pub opens: bool,
+    /// UDP: the checksum field as it is.
+    pub checksum: u16,
+    /// UDP: the length field, network byte order.
+    pub length: u16,
+}
+
+impl Transport {
+    /// A header of which nothing but the kind counts.
+    #[must_use]
+    #[inline(always)]
+    pub const fn new(kind: Kind) -> Self {
+        Self::with_ports(kind, Port::NONE, Port::NONE)
+    }
+
+    /// A header with ports.
+    #[must_use]
+    #[inline(always)]
+    pub const fn with_ports(kind: Kind, source: Port, destination: Port) -> Self {
+        Self {
+            kind,
+            source,
+            destination,
+            opens: false,
+            checksum: 0,
+            length: 0,
+        }
+    }
+}
+
+/// Reads the transport header of a packet.
 ///
 /// # Errors
 /// When the packet ends within it, or its own length can't be.
@@ -649,6 +677,9 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(
     packet: &P,
     datagram: &Datagram<A>,
 ) -> Result<Transport, Malformed> {
+    if datagram.piece == Piece::Later {
+        return Ok(Transport::new(Kind::Fragment));
+    }
     let at = datagram.transport;
     // Never negative: the parsers see to it that the transport header does not start behind the end.
     let room = datagram.end.wrapping_sub(at);
@@ -661,10 +692,13 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(
             if length < size_of::<TcpHeader>() || size_of::<TcpHeader>() > room {
                 return Err(Malformed);
             }
-            Ok(Transport::Tcp {
-                source: u16::from_be(tcp.source),
-                destination: u16::from_be(tcp.destination),
+            let (source, destination) = (
+                Port::from_packet(tcp.source),
+                Port::from_packet(tcp.destination),
+            );
+            Ok(Transport {
                 opens: tcp.flags & (SYN | ACK) == SYN,
+                ..Transport::with_ports(Kind::Tcp, source, destination)
             })
         }
         protocol::UDP => {
@@ -676,11 +710,14 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(
             {
                 return Err(Malformed);
             }
-            Ok(Transport::Udp {
-                source: u16::from_be(udp.source),
-                destination: u16::from_be(udp.destination),
+            let (source, destination) = (
+                Port::from_packet(udp.source),
+                Port::from_packet(udp.destination),
+            );
+            Ok(Transport {
                 checksum: udp.checksum,
                 length: udp.length,
+                ..Transport::with_ports(Kind::Udp, source, destination)
             })
         }
         _ => other_transport(packet, datagram.protocol, at, room),
@@ -692,87 +729,80 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(
 /// # Errors
 /// When the quote ends within them.
 #[inline(always)]
-pub fn quoted_transport<P: Packet + ?Sized>(
+pub fn quoted_transport<P: Packet + ?Sized, A: Copy>(
     packet: &P,
-    kind: u8,
-    at: usize,
+    datagram: &Datagram<A>,
 ) -> Result<Transport, Malformed> {
-    match kind {
-        protocol::TCP => ports(packet, at).map(|[source, destination]| Transport::Tcp {
-            source,
-            destination,
-            opens: false,
-        }),
-        protocol::UDP => ports(packet, at).map(|[source, destination]| Transport::Udp {
-            source,
-            destination,
-            checksum: 0,
-            length: 0,
-        }),
-        _ => other_transport(packet, kind, at, usize::MAX),
+    if datagram.piece == Piece::Later {
+        return Ok(Transport::new(Kind::Fragment));
+    }
+    let at = datagram.transport;
+    match datagram.protocol {
+        protocol::TCP => ports(packet, Kind::Tcp, at),
+        protocol::UDP => ports(packet, Kind::Udp, at),
+        other => other_transport(packet, other, at, usize::MAX),
     }
 }
 
 #[inline(always)]
 fn other_transport<P: Packet + ?Sized>(
     packet: &P,
-    kind: u8,
+    protocol: u8,
     at: usize,
     room: usize,
 ) -> Result<Transport, Malformed> {
-    match kind {
+    match protocol {
         protocol::ICMP | protocol::ICMPV6 => {
             let [first, second] = packet.read::<[u32; 2]>(at).ok_or(Malformed)?;
             if transport::ICMP_HEADER > room {
                 return Err(Malformed);
             }
             let [message, ..] = first.to_ne_bytes();
-            let [id_high, id_low, ..] = second.to_ne_bytes();
-            let identifier = u16::from_be_bytes([id_high, id_low]);
-            Ok(if kind == protocol::ICMP {
-                icmp(message, identifier)
+            let [high, low, ..] = second.to_ne_bytes();
+            let identifier = Port::from_packet(u16::from_ne_bytes([high, low]));
+            let kind = if protocol == protocol::ICMP {
+                icmp(message)
             } else {
-                icmpv6(message, identifier)
-            })
+                icmpv6(message)
+            };
+            Ok(Transport::with_ports(kind, identifier, identifier))
         }
         protocol::SCTP | protocol::DCCP | protocol::UDPLITE => {
             if transport::UDP_CHECKSUM + 2 > room {
                 return Err(Malformed);
             }
-            ports(packet, at).map(|[source, destination]| Transport::Ports {
-                source,
-                destination,
-            })
+            ports(packet, Kind::Ports, at)
         }
-        _ => Ok(Transport::Other),
+        _ => Ok(Transport::new(Kind::Other)),
     }
 }
 
 #[inline(always)]
-fn ports<P: Packet + ?Sized>(packet: &P, at: usize) -> Result<[u16; 2], Malformed> {
+fn ports<P: Packet + ?Sized>(packet: &P, kind: Kind, at: usize) -> Result<Transport, Malformed> {
     let [source, destination] = packet.read::<[u16; 2]>(at).ok_or(Malformed)?;
-    Ok([u16::from_be(source), u16::from_be(destination)])
+    let (source, destination) = (Port::from_packet(source), Port::from_packet(destination));
+    Ok(Transport::with_ports(kind, source, destination))
 }
 
 /// RFC 792; RFC 950 for the address mask.
 #[inline(always)]
-const fn icmp(message: u8, identifier: u16) -> Transport {
+const fn icmp(message: u8) -> Kind {
     match message {
-        8 | 13 | 15 | 17 => Transport::Query(identifier),
-        0 | 14 | 16 | 18 => Transport::Answer(identifier),
-        3 | 4 | 5 | 11 | 12 => Transport::Error,
-        _ => Transport::Other,
+        8 | 13 | 15 | 17 => Kind::Query,
+        0 | 14 | 16 | 18 => Kind::Answer,
+        3 | 4 | 5 | 11 | 12 => Kind::Error,
+        _ => Kind::Message,
     }
 }
 
 /// RFC 4443 (errors are below 128), RFC 4861.
 #[inline(always)]
-const fn icmpv6(message: u8, identifier: u16) -> Transport {
+const fn icmpv6(message: u8) -> Kind {
     match message {
-        1..=127 => Transport::Error,
-        128 => Transport::Query(identifier),
-        129 => Transport::Answer(identifier),
-        133..=137 => Transport::Neighbour,
-        _ => Transport::Other,
+        1..=127 => Kind::Error,
+        128 => Kind::Query,
+        129 => Kind::Answer,
+        133..=137 => Kind::Neighbour,
+        _ => Kind::Message,
     }
 }

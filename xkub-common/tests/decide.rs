@@ -7,7 +7,8 @@ use xkub_common::{
         remember_guest, remember_node,
     },
     flow::{Flow, Fragment, FragmentOwner, LOOKUP_TICKS, Owner, UNORDERED_TICKS},
-    packet::{Transport, protocol},
+    packet::{Kind, Transport, protocol},
+    port::Port,
 };
 
 const SCTP_WHOLE: u8 = protocol::SCTP;
@@ -26,27 +27,22 @@ fn services() -> Services {
 }
 
 const fn tcp(source: u16, destination: u16, opens: bool) -> Transport {
-    Transport::Tcp {
-        source,
-        destination,
+    Transport {
         opens,
+        ..Transport::with_ports(Kind::Tcp, Port::new(source), Port::new(destination))
     }
 }
 
 const fn udp(source: u16, destination: u16) -> Transport {
-    Transport::Udp {
-        source,
-        destination,
-        checksum: 0,
-        length: 0,
-    }
+    Transport::with_ports(Kind::Udp, Port::new(source), Port::new(destination))
 }
 
 const fn sctp(source: u16, destination: u16) -> Transport {
-    Transport::Ports {
-        source,
-        destination,
-    }
+    Transport::with_ports(Kind::Ports, Port::new(source), Port::new(destination))
+}
+
+const fn plain(kind: Kind) -> Transport {
+    Transport::new(kind)
 }
 
 #[test]
@@ -66,14 +62,14 @@ fn what_is_remembered_when_it_leaves() {
         (UDP, udp(8473, 8473), false, false),
         (SCTP_WHOLE, sctp(1, 2), false, true),
         (UDPLITE, sctp(1, 2), true, false),
-        (ICMP, Transport::Query(1), true, false),
-        (ICMP, Transport::Answer(1), false, false),
-        (ICMP, Transport::Error, false, false),
-        (ICMP, Transport::Other, false, false),
-        (ICMPV6, Transport::Neighbour, false, false),
-        (ICMPV6, Transport::Other, false, false),
-        (IPIP, Transport::Other, false, false),
-        (47, Transport::Other, true, false),
+        (ICMP, plain(Kind::Query), true, false),
+        (ICMP, plain(Kind::Answer), false, false),
+        (ICMP, plain(Kind::Error), false, false),
+        (ICMP, plain(Kind::Message), false, false),
+        (ICMPV6, plain(Kind::Neighbour), false, false),
+        (ICMPV6, plain(Kind::Message), false, false),
+        (IPIP, plain(Kind::Other), false, false),
+        (47, plain(Kind::Other), true, false),
     ];
     for (kind, transport, node, guest) in cases {
         assert_eq!(
@@ -100,13 +96,13 @@ fn what_belongs_to_the_service_set() {
         (UDP, udp(1, 10_250), false),
         (UDP, udp(1, 30_053), true),
         (SCTP_WHOLE, sctp(1, 2), true),
-        (IPIP, Transport::Other, true),
-        (47, Transport::Other, false),
-        (ICMP, Transport::Query(8472), false),
+        (IPIP, plain(Kind::Other), true),
+        (47, plain(Kind::Other), false),
+        (ICMP, plain(Kind::Query), false),
     ] {
         let local = Ends::arriving(&transport).local;
         assert_eq!(
-            in_service(&services(), kind, &transport, local),
+            in_service(&services(), kind, transport.kind, local),
             expected,
             "{kind} {transport:?}"
         );
@@ -153,12 +149,12 @@ fn where_another_packet_goes() {
             (udp(1, 2), opened, old, Arrival::Guest),
             (udp(1, 2), found, LOOKUP_TICKS, Arrival::Guest),
             (udp(1, 2), found, old, Arrival::Lookup),
-            (Transport::Answer(1), Flow::UNKNOWN, 0, Arrival::Guest),
-            (Transport::Answer(1), node, old, Arrival::Node),
-            (Transport::Query(1), Flow::UNKNOWN, 0, Arrival::Guest),
+            (plain(Kind::Answer), Flow::UNKNOWN, 0, Arrival::Guest),
+            (plain(Kind::Answer), node, old, Arrival::Node),
+            (plain(Kind::Query), Flow::UNKNOWN, 0, Arrival::Guest),
             (sctp(1, 2), Flow::UNKNOWN, 0, Arrival::Guest),
             (sctp(1, 2), node, 0, Arrival::Node),
-            (Transport::Other, node, 0, Arrival::Node),
+            (plain(Kind::Other), node, 0, Arrival::Node),
         ] {
             assert_eq!(
                 arrival(&transport, remembered, || start.wrapping_add(age)),
@@ -187,9 +183,9 @@ fn whose_packet_an_error_quotes() {
             Flow::new(Owner::GuestFound, 0),
             false,
         ),
-        (IPIP, Transport::Other, Flow::UNKNOWN, true),
-        (ICMP, Transport::Query(1), Flow::UNKNOWN, false),
-        (ICMP, Transport::Query(1), node, true),
+        (IPIP, plain(Kind::Other), Flow::UNKNOWN, true),
+        (ICMP, plain(Kind::Query), Flow::UNKNOWN, false),
+        (ICMP, plain(Kind::Query), node, true),
     ] {
         assert_eq!(
             quoted_from_node(&services(), kind, &transport, remembered),

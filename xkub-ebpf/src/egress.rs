@@ -4,7 +4,7 @@ use network_types::eth::EthHdr;
 use xkub_common::{
     counter::{Class, Event, Family, Place},
     decide::{self, Ends},
-    packet::{self, Extent, Piece, REACH, Transport, ethertype, protocol},
+    packet::{self, Extent, Kind, REACH, ethertype, protocol},
 };
 
 use crate::{
@@ -72,35 +72,27 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
     let Ok(packet) = IpPacket::<I>::parse(frame, network, header, Extent::Told) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
-    let kind = packet.datagram.protocol;
-    let transport = if packet.datagram.piece == Piece::Later {
-        None
-    } else {
-        let Ok(transport) = packet::transport(frame, &packet.datagram) else {
-            return Ok(Outcome::new(Event::Malformed, Class::Other));
-        };
-        Some(transport)
+    let Ok(transport) = packet::transport(frame, &packet.datagram) else {
+        return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
-    let class = Class::of(kind, transport.as_ref());
-    if let Some(Transport::Error) = transport {
+    let class = Class::of(transport.kind);
+    if transport.kind == Kind::Error {
         return icmp::leaving(frame, &packet);
     }
     let Ok(destination) = I::final_destination(frame, &packet.datagram) else {
         return Ok(Outcome::new(Event::Malformed, class));
     };
-    if let Some(transport) = &transport {
-        let ends = Ends::leaving(transport);
-        let key = || I::flow_key(destination, kind, ends);
-        if from_node {
-            if decide::remember_node(maps::services(), kind, transport) {
-                remember::remember_node::<I>(&key(), class);
-            }
-        } else if maps::place() == Place::EgressFirst as u32
-            && decide::remember_guest(maps::services(), kind, transport)
-        {
-            // Only in the first place: the last one cannot tell these from what the first translated.
-            remember::remember_guest::<I>(&key(), transport, ends.local, class);
+    let protocol = packet.datagram.protocol;
+    let key = || I::flow_key(destination, protocol, Ends::leaving(&transport));
+    if from_node {
+        if decide::remember_node(maps::services(), protocol, &transport) {
+            remember::remember_node::<I>(&key(), class);
         }
+    } else if maps::place() == Place::EgressFirst as u32
+        && decide::remember_guest(maps::services(), protocol, &transport)
+    {
+        // Only in the first place: the last one cannot tell these from what the first translated.
+        remember::remember_guest::<I>(&key(), &transport, class);
     }
     if !from_node {
         return Ok(Outcome::new(Event::Passed, class));
@@ -109,7 +101,7 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
         frame,
         &packet,
         destination,
-        transport.as_ref(),
+        &transport,
         Field::Source,
         Way::ToGuest,
     )?;

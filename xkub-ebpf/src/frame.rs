@@ -141,7 +141,7 @@ impl<const FRAGMENTS: bool> Packet for Xdp<FRAGMENTS> {
         let (data, end) = unsafe { ((*self.0).data as usize, (*self.0).data_end as usize) };
         // SAFETY: the context is valid. The helper is there where programs for frames in several buffers
         // are: both came with Linux 5.18.
-        data + bytes <= end
+        data + bounded(bytes) <= end
             || (FRAGMENTS && unsafe { helpers::bpf_xdp_get_buff_len(self.0) } as usize >= bytes)
     }
 
@@ -195,6 +195,16 @@ fn read<T: Plain>(data: usize, end: usize, offset: usize) -> Option<T> {
     // SAFETY: within the frame, as checked. Network headers lie on 4-byte boundaries where the machine
     // cares (NET_IP_ALIGN), and fields at their natural place in them; elsewhere any address will do.
     Some(unsafe { (start as *const T).read() })
+}
+
+/// The same number of bytes, which a length field and a few headers can tell. Kernels before 6.8 forget the bounds of
+/// a number when its bytes are swapped, and the compiler would leave out a mask that it knows changes nothing.
+#[inline(always)]
+fn bounded(bytes: usize) -> usize {
+    let mut bytes = bytes;
+    // SAFETY: arithmetic on a register.
+    unsafe { core::arch::asm!("{0} &= 0x1ffff", inout(reg) bytes) };
+    bytes
 }
 
 /// See [`Packet::forget`]: `unknown` in and out again leaves the value, but no knowledge of it.

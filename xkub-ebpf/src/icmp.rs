@@ -8,7 +8,7 @@ use xkub_common::{
     checksum,
     counter::{Class, Event},
     decide::{self, Ends},
-    packet::{self, DEEP_REACH, Extent, Malformed, Piece, transport},
+    packet::{self, DEEP_REACH, Extent, Kind, Malformed, transport},
 };
 
 use crate::{
@@ -34,22 +34,20 @@ pub fn arriving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outco
     let Ok(quote) = quote::<I, F>(frame, error) else {
         return Ok(malformed());
     };
-    if quote.datagram.source != I::guest() || quote.datagram.piece == Piece::Later {
-        return Ok(passed());
-    }
-    let Ok(transport) =
-        packet::quoted_transport(frame, quote.datagram.protocol, quote.datagram.transport)
-    else {
+    let Ok(transport) = packet::quoted_transport(frame, &quote.datagram) else {
         return Ok(malformed());
     };
-    let kind = quote.datagram.protocol;
-    let key = I::flow_key(quote.datagram.destination, kind, Ends::leaving(&transport));
-    if !decide::quoted_from_node(
-        maps::services(),
-        kind,
-        &transport,
-        remember::recall::<I>(&key),
-    ) {
+    if quote.datagram.source != I::guest() || transport.kind == Kind::Fragment {
+        return Ok(passed());
+    }
+    let protocol = quote.datagram.protocol;
+    let key = I::flow_key(
+        quote.datagram.destination,
+        protocol,
+        Ends::leaving(&transport),
+    );
+    let remembered = remember::recall::<I>(&key);
+    if !decide::quoted_from_node(maps::services(), protocol, &transport, remembered) {
         return Ok(passed());
     }
     message_checksum::<I, F>(frame, error, 2, Way::ToNode)?;

@@ -5,7 +5,7 @@ use xkub_common::{
     counter::{Class, Event, Family},
     decide::{self, Arrival, Ends},
     flow::Owner,
-    packet::{self, Datagram, Extent, Piece, REACH, Transport, ethertype, protocol},
+    packet::{self, Datagram, Extent, Kind, Piece, REACH, Transport, ethertype, protocol},
 };
 
 use crate::{
@@ -77,22 +77,34 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
         // We are a hop on its route, not its end.
         return Ok(Outcome::new(Event::Passed, Class::Other));
     }
-    if datagram.piece == Piece::Later {
-        return deliver(frame, &packet, None, fragment::later::<I>(datagram));
-    }
     let Ok(transport) = packet::transport(frame, datagram) else {
         return Ok(Outcome::new(Event::Malformed, Class::Other));
     };
-    if let Transport::Error = transport {
-        return icmp::arriving(frame, &packet);
-    }
-    let own = arrival::<I, F>(frame, datagram, &transport);
-    let arrival = if datagram.piece == Piece::First {
-        fragment::first::<I>(datagram, own)
-    } else {
-        own
+    let arrival = match transport.kind {
+        Kind::Error => return icmp::arriving(frame, &packet),
+        Kind::Fragment => fragment::later::<I>(datagram),
+        _ => {
+            let own = arrival::<I, F>(frame, datagram, &transport);
+            if datagram.piece == Piece::First {
+                fragment::first::<I>(datagram, own)
+            } else {
+                own
+            }
+        }
     };
-    deliver(frame, &packet, Some(&transport), arrival)
+    let class = Class::of(transport.kind);
+    if arrival != Arrival::Node {
+        return Ok(Outcome::new(Event::Passed, class));
+    }
+    rewrite::packet(
+        frame,
+        &packet,
+        datagram.destination,
+        &transport,
+        Field::Destination,
+        Way::ToNode,
+    )?;
+    Ok(Outcome::new(Event::Translated, class))
 }
 
 /// Where a packet with a transport header goes by itself; never [`Arrival::Lookup`].
@@ -102,27 +114,27 @@ fn arrival<I: Ip, F: Frame>(
     datagram: &Datagram<I::Address>,
     transport: &Transport,
 ) -> Arrival {
-    let kind = datagram.protocol;
+    let protocol = datagram.protocol;
     let ends = Ends::arriving(transport);
-    if decide::in_service(maps::services(), kind, transport, ends.local) {
-        if !remember::may_be_guest(transport, ends.local) {
+    if decide::in_service(maps::services(), protocol, transport.kind, ends.local) {
+        if !remember::may_be_guest(transport.kind, ends.local) {
             return Arrival::Node;
         }
-        let key = I::flow_key(datagram.source, kind, ends);
+        let key = I::flow_key(datagram.source, protocol, ends);
         return decide::arrival_in_service(transport, remember::recall::<I>(&key));
     }
-    let key = I::flow_key(datagram.source, kind, ends);
-    let is_established = matches!(transport, Transport::Tcp { opens: false, .. });
+    let key = I::flow_key(datagram.source, protocol, ends);
+    let is_established = transport.kind == Kind::Tcp && !transport.opens;
     if is_established && remember::is_settled::<I>(&key) {
         return Arrival::Guest;
     }
     let known = remember::recall::<I>(&key);
     match decide::arrival(transport, known, remember::now) {
         Arrival::Lookup => {
-            let class = Class::of(kind, Some(transport));
+            let class = Class::of(transport.kind);
             count(I::FAMILY, class, Event::Lookup);
             let (owner, arrival) =
-                if remember::bound_to_node::<I, F>(frame, kind, datagram.source, ends) {
+                if remember::bound_to_node::<I, F>(frame, transport.kind, datagram.source, ends) {
                     (Owner::Node, Arrival::Node)
                 } else {
                     (Owner::GuestFound, Arrival::Guest)
@@ -138,26 +150,4 @@ fn arrival<I: Ip, F: Frame>(
         }
         Arrival::Node => Arrival::Node,
     }
-}
-
-#[inline(always)]
-fn deliver<I: Ip, F: Frame>(
-    frame: &F,
-    packet: &IpPacket<I>,
-    transport: Option<&Transport>,
-    arrival: Arrival,
-) -> Result<Outcome, Fault> {
-    let class = Class::of(packet.datagram.protocol, transport);
-    if arrival != Arrival::Node {
-        return Ok(Outcome::new(Event::Passed, class));
-    }
-    rewrite::packet(
-        frame,
-        packet,
-        packet.datagram.destination,
-        transport,
-        Field::Destination,
-        Way::ToNode,
-    )?;
-    Ok(Outcome::new(Event::Translated, class))
 }

@@ -236,8 +236,8 @@ impl Ip for V4 {
     fn flow_key(remote: u32, kind: u8, ends: Ends) -> FlowKeyV4 {
         FlowKeyV4 {
             remote,
-            local_port: ends.local.to_be(),
-            remote_port: ends.remote.to_be(),
+            local_port: ends.local,
+            remote_port: ends.remote,
             protocol: u32::from(kind),
         }
     }
@@ -263,8 +263,8 @@ impl Ip for V4 {
         TupleV4 {
             saddr: remote,
             daddr: local,
-            sport: ends.remote.to_be(),
-            dport: ends.local.to_be(),
+            sport: ends.remote.raw(),
+            dport: ends.local.raw(),
         }
     }
     #[inline(always)]
@@ -369,8 +369,8 @@ impl Ip for V6 {
     fn flow_key(remote: [u32; 4], kind: u8, ends: Ends) -> FlowKeyV6 {
         FlowKeyV6 {
             remote,
-            local_port: ends.local.to_be(),
-            remote_port: ends.remote.to_be(),
+            local_port: ends.local,
+            remote_port: ends.remote,
             protocol: u32::from(kind),
         }
     }
@@ -396,8 +396,8 @@ impl Ip for V6 {
         TupleV6 {
             saddr: remote,
             daddr: local,
-            sport: ends.remote.to_be(),
-            dport: ends.local.to_be(),
+            sport: ends.remote.raw(),
+            dport: ends.local.raw(),
         }
     }
     #[inline(always)]

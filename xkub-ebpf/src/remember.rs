@@ -10,7 +10,8 @@ use xkub_common::{
     counter::{Class, Event},
     decide::Ends,
     flow::{self, Flow, Owner},
-    packet::{Transport, protocol},
+    packet::{Kind, Transport},
+    port::Port,
 };
 
 use crate::{
@@ -95,11 +96,11 @@ pub fn remember_node<I: Ip>(key: &I::FlowKey, class: Class) {
 
 /// Remembers that the guest opened a flow from G, out of a port of the service set.
 #[inline(always)]
-pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, local: u16, class: Class) {
+pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, class: Class) {
     let known = recall::<I>(key);
     if !known.is_known() || known.is(Owner::GuestFound) {
         remember::<I>(key, Owner::GuestOpened, !known.is_known(), class);
-        if let Some(port) = guest_port(transport, local) {
+        if let Some(port) = guest_port(transport.kind, transport.source) {
             // SAFETY: a pointer into the map's only value, valid until the program ends; whoever races
             // with this writes the same.
             unsafe { *port = 1 };
@@ -110,34 +111,39 @@ pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, local: u16
 /// Whether the guest may have opened flows from this port of the service set. `true` where that is not
 /// kept.
 #[inline(always)]
-pub fn may_be_guest(transport: &Transport, local: u16) -> bool {
-    match transport {
-        Transport::Tcp { .. } | Transport::Udp { .. } => {
+pub fn may_be_guest(kind: Kind, local: Port) -> bool {
+    match kind {
+        Kind::Tcp | Kind::Udp => {
             // SAFETY: as in `remember_guest`.
-            guest_port(transport, local).is_none_or(|port| unsafe { *port != 0 })
+            guest_port(kind, local).is_none_or(|port| unsafe { *port != 0 })
         }
-        Transport::Ports { .. } => true,
+        Kind::Ports => true,
         _ => false,
     }
 }
 
 #[inline(always)]
-fn guest_port(transport: &Transport, local: u16) -> Option<*mut u8> {
+fn guest_port(kind: Kind, local: Port) -> Option<*mut u8> {
     let ports = GUEST_PORTS.get_ptr_mut(0)?;
-    let first: *mut u8 = match transport {
+    let first: *mut u8 = match kind {
         // SAFETY: a valid pointer to a struct, for a pointer to its field.
-        Transport::Tcp { .. } => unsafe { (&raw mut (*ports).tcp).cast() },
+        Kind::Tcp => unsafe { (&raw mut (*ports).tcp).cast() },
         // SAFETY: the same.
-        Transport::Udp { .. } => unsafe { (&raw mut (*ports).udp).cast() },
+        Kind::Udp => unsafe { (&raw mut (*ports).udp).cast() },
         _ => return None,
     };
     // SAFETY: every port is a valid index.
-    Some(unsafe { first.add(usize::from(local)) })
+    Some(unsafe { first.add(local.index()) })
 }
 
 /// Whether the socket that a packet from `remote` is for is bound to N.
 #[inline(always)]
-pub fn bound_to_node<I: Ip, F: Frame>(frame: &F, kind: u8, remote: I::Address, ends: Ends) -> bool {
+pub fn bound_to_node<I: Ip, F: Frame>(
+    frame: &F,
+    kind: Kind,
+    remote: I::Address,
+    ends: Ends,
+) -> bool {
     find::<I, F>(frame, kind, remote, I::node(), ends).is_some_and(|socket| {
         socket.bound == I::node()
             // One that the guest has connected to this very peer from G comes first.
@@ -156,7 +162,7 @@ struct Socket<A> {
 #[inline(always)]
 fn find<I: Ip, F: Frame>(
     frame: &F,
-    kind: u8,
+    kind: Kind,
     remote: I::Address,
     local: I::Address,
     ends: Ends,
@@ -166,7 +172,7 @@ fn find<I: Ip, F: Frame>(
     let netns = i64::from(BPF_F_CURRENT_NETNS).cast_unsigned();
     // The kernel gives the two pointers different types, so one instruction must not read through both: an
     // instruction that differs, and does nothing, keeps the compiler from sharing the code before it.
-    if kind == protocol::TCP {
+    if kind == Kind::Tcp {
         // SAFETY: the context is valid, and the tuple as long as said.
         let socket =
             unsafe { helpers::bpf_skc_lookup_tcp(frame.context(), pointer, size, netns, 0) };

@@ -2,7 +2,7 @@
 
 use xkub_common::{
     checksum::{self, Udp},
-    packet::{Datagram, Transport, protocol, transport},
+    packet::{Datagram, Kind, Transport, protocol, transport},
 };
 
 use crate::{
@@ -37,31 +37,19 @@ impl Way {
     }
 }
 
-/// Rewrites the source or destination of a packet. `transport` is `None` for a later fragment; `destination` is the
-/// one that the pseudo header holds.
+/// Rewrites the source or destination of a packet. `destination` is the one that the pseudo header
+/// holds.
 #[inline(always)]
 pub fn packet<I: Ip, F: Frame>(
     frame: &F,
     packet: &IpPacket<I>,
     destination: I::Address,
-    transport: Option<&Transport>,
+    transport: &Transport,
     field: Field,
     way: Way,
 ) -> Result<(), Fault> {
     let difference = way.difference::<I>();
-    match transport {
-        Some(transport) => {
-            transport_checksum::<I, F>(
-                frame,
-                &packet.datagram,
-                destination,
-                transport,
-                difference,
-            )?;
-        }
-        // No other field of a later fragment covers the address.
-        None => uncovered::<I, F>(frame, difference),
-    }
+    transport_checksum::<I, F>(frame, &packet.datagram, destination, transport, difference)?;
     packet.write(frame, field, way)
 }
 
@@ -83,22 +71,21 @@ fn transport_checksum<I: Ip, F: Frame>(
     difference: u32,
 ) -> Result<(), Fault> {
     let at = datagram.transport;
-    match *transport {
-        Transport::Tcp { .. } => {
+    match transport.kind {
+        Kind::Tcp => {
             frame.update_transport(at + transport::TCP_CHECKSUM, difference)?;
             // The helper has told the kernel of a sum that shrank with the checksum. An IPv6 address makes
             // it grow by as much.
             uncovered::<I, F>(frame, difference);
         }
-        Transport::Udp {
-            checksum, length, ..
-        } => {
+        Kind::Udp => {
+            let checksum = transport.checksum;
             let at = at + transport::UDP_CHECKSUM;
             let pseudo = || {
                 I::sum(&datagram.source)
                     + I::sum(&destination)
                     + u32::from(u16::from(protocol::UDP).to_be())
-                    + u32::from(length)
+                    + u32::from(transport.length)
             };
             if checksum == 0 {
                 uncovered::<I, F>(frame, difference);
@@ -114,17 +101,20 @@ fn transport_checksum<I: Ip, F: Frame>(
                 )?;
             }
         }
-        Transport::Ports { .. } if datagram.protocol != protocol::SCTP => {
+        Kind::Ports if datagram.protocol != protocol::SCTP => {
             let at = at + transport::UDP_CHECKSUM;
             let field: u16 = frame.read(at).ok_or(Fault)?;
             covered::<I, F>(frame, at, field, checksum::update_udp(field, difference))?;
         }
-        _ if datagram.protocol == protocol::ICMPV6 && !I::HEADER_CHECKSUM => {
+        _ if datagram.protocol == protocol::ICMPV6
+            && transport.kind != Kind::Fragment
+            && !I::HEADER_CHECKSUM =>
+        {
             let at = at + transport::ICMP_CHECKSUM;
             let field: u16 = frame.read(at).ok_or(Fault)?;
             covered::<I, F>(frame, at, field, checksum::update(field, difference))?;
         }
-        // SCTP's checksum does not cover addresses, nor does ICMP's; tunnels have none.
+        // SCTP's checksum does not cover addresses, nor does ICMP's; tunnels and later fragments have none.
         _ => uncovered::<I, F>(frame, difference),
     }
     Ok(())

@@ -2,8 +2,8 @@
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use xkub_common::packet::{
-    Extent, Ipv4Header, Ipv6Header, Packet as _, Piece, Transport, ethertype, ipv4, ipv6, link,
-    transport,
+    Extent, Ipv4Header, Ipv6Header, Kind, Packet as _, Piece, Transport, ethertype, ipv4, ipv6,
+    link, transport,
 };
 
 /// What both parsers must agree on.
@@ -25,30 +25,15 @@ pub fn ours(frame: &[u8]) -> Option<Facts> {
             .flat_map(|word| word.to_ne_bytes())
             .collect::<Vec<u8>>()
     };
-    let ports = |transport: Option<Transport>| match transport {
-        Some(
-            Transport::Tcp {
-                source,
-                destination,
-                ..
-            }
-            | Transport::Udp {
-                source,
-                destination,
-                ..
-            },
-        ) => Some((source, destination)),
-        _ => None,
+    let ports = |transport: Transport| {
+        let ports = (transport.source.number(), transport.destination.number());
+        matches!(transport.kind, Kind::Tcp | Kind::Udp).then_some(ports)
     };
     match link.ethertype {
         ethertype::IPV4 => {
             let header: Ipv4Header = frame.read(link.network)?;
             let datagram = ipv4(frame, link.network, &header, Extent::Told).ok()?;
-            let transport = if datagram.piece == Piece::Later {
-                None
-            } else {
-                Some(transport(frame, &datagram).ok()?)
-            };
+            let transport = transport(frame, &datagram).ok()?;
             Some(Facts {
                 source: octets(&[datagram.source]),
                 destination: octets(&[datagram.destination]),
@@ -60,11 +45,7 @@ pub fn ours(frame: &[u8]) -> Option<Facts> {
         ethertype::IPV6 => {
             let header: Ipv6Header = frame.read(link.network)?;
             let datagram = ipv6(frame, link.network, &header, Extent::Told).ok()?;
-            let transport = if datagram.piece == Piece::Later {
-                None
-            } else {
-                Some(transport(frame, &datagram).ok()?)
-            };
+            let transport = transport(frame, &datagram).ok()?;
             Some(Facts {
                 source: octets(&datagram.source),
                 destination: octets(&datagram.destination),
