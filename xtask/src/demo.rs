@@ -149,7 +149,7 @@ pub fn run(arguments: &Demo) -> Result<ExitCode> {
     }
     if arguments.keep {
         lab::keep(&mut lab)?;
-        eprintln!("{}", lab::how_to_use());
+        eprintln!("{}", lab::how_to_use(true));
     }
     drop(lab);
     say(format_args!(

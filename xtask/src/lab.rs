@@ -12,10 +12,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use xkub_tests::Masquerade;
-use xkub_tests::masquerade::{Overlay, UPLINK};
+use xkub_tests::masquerade::{NODE_V4, Overlay, UPLINK};
 
 use crate::shell::say;
-use crate::{root, setup};
+use crate::{root, setup, workspace};
 
 /// Where standing labs are written down.
 const STATE_FOLDER: &str = "/run/xkub-lab";
@@ -88,7 +88,7 @@ fn up() -> Result<ExitCode> {
     let mut lab = Masquerade::builder().standing().build()?;
     lab.add_overlay(&Overlay::V4)?;
     keep(&mut lab)?;
-    println!("{}", how_to_use());
+    println!("{}", how_to_use(false));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -120,6 +120,15 @@ fn enter(name: &str, command: &[String]) -> Result<ExitCode> {
         .context("no such namespace")?;
     let mut nsenter = Command::new("nsenter");
     nsenter.args(["--target", &entry.pid.to_string(), "--net", "--mount", "--"]);
+    // So that `xkub` is the one that was built here.
+    let mut folders = vec![
+        workspace::target()?.join("release"),
+        workspace::target()?.join("debug"),
+    ];
+    folders.extend(std::env::split_paths(
+        &std::env::var_os("PATH").unwrap_or_default(),
+    ));
+    nsenter.env("PATH", std::env::join_paths(folders)?);
     if command.is_empty() {
         nsenter.args([
             "env",
@@ -167,16 +176,27 @@ pub fn stands() -> Result<bool> {
 }
 
 /// What one can do in the lab, for a person.
-pub fn how_to_use() -> String {
-    let overlay = Overlay::V4;
-    format!(
-        "The lab stands: guests behind virt-launchers at 10.244.1.226 and 10.244.3.60, overlay {} (172.31.0.1, 172.31.0.2).\n\
-         \x20 cargo xtask lab enter guest1                 # or guest2, launcher1, launcher2, fabric, client\n\
-         \x20 ping 172.31.0.2                              # dead until both guests have run:\n\
-         \x20 xkub datapath attach --uplink {UPLINK} --node-address 10.244.1.226      # guest2: 10.244.3.60\n\
-         \x20 cargo xtask lab down",
-        overlay.name
-    )
+pub fn how_to_use(attached: bool) -> String {
+    let overlay = Overlay::V4.name;
+    let state = if attached {
+        "works, because xkub is attached in both guests"
+    } else {
+        "dead until both guests have attached xkub:"
+    };
+    let mut text = format!(
+        "The lab stands: guests behind virt-launchers at 10.244.1.226 and 10.244.3.60, overlay {overlay} (172.31.0.1, 172.31.0.2).\n\
+         \x20 cargo xtask lab enter guest1     # or guest2, launcher1, launcher2, fabric, client\n\
+         \x20 ping 172.31.0.2                  # {state}\n"
+    );
+    if !attached {
+        for (guest, address) in [("guest1", NODE_V4[0]), ("guest2", NODE_V4[1])] {
+            let command =
+                format!("xkub datapath attach --uplink {UPLINK} --node-address {address}");
+            text += &["  ", &command, "    # in ", guest, "\n"].concat();
+        }
+    }
+    text += "\x20 cargo xtask lab down";
+    text
 }
 
 fn state_file() -> PathBuf {

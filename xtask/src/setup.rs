@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::shell::{self, say};
 use crate::{root, workspace};
@@ -108,6 +108,10 @@ pub fn run(purpose: Purpose) -> Result<()> {
             Missing::BpfLinker | Missing::CargoDeny => None,
         })
         .collect();
+    say(format_args!(
+        "installing that; elsewhere than on Debian, {}",
+        by_hand(&missing)
+    ));
     if !packages.is_empty() {
         install_packages(&packages)?;
     }
@@ -250,9 +254,8 @@ fn parse_version(text: &str) -> Vec<u32> {
 }
 
 fn install_packages(packages: &[&str]) -> Result<()> {
-    let by_hand = by_hand(packages);
     if shell::find("apt-get").is_none() {
-        bail!("this is no Debian, so nothing was installed. {by_hand}");
+        bail!("this is no Debian, so nothing was installed: see above");
     }
     let apt = |arguments: &[&str]| -> Result<()> {
         let mut command = if root::is_root() {
@@ -262,7 +265,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
             command.arg("env");
             command
         } else {
-            bail!("installing packages needs root, and there is no sudo. {by_hand}");
+            bail!("installing packages needs root, and there is no sudo");
         };
         command
             .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"])
@@ -270,45 +273,49 @@ fn install_packages(packages: &[&str]) -> Result<()> {
         say(shell::line(&command));
         shell::run(&mut command)
     };
-    apt(&["update"]).with_context(|| by_hand.clone())?;
+    apt(&["update"])?;
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
     arguments.extend(packages);
-    apt(&arguments).with_context(|| by_hand.clone())
+    apt(&arguments)
 }
 
-/// How to get the same without apt.
-fn by_hand(packages: &[&str]) -> String {
-    let mut lines = vec!["By hand:".to_owned()];
+/// How to get the same without apt, as what follows "elsewhere".
+fn by_hand(missing: &[Missing]) -> String {
+    let package = |wanted: &str| {
+        missing
+            .iter()
+            .any(|item| matches!(item, Missing::Package { name, .. } if *name == wanted))
+    };
+    let mut lines = vec!["by hand:".to_owned()];
     let programs: Vec<&str> = PROGRAMS
         .iter()
-        .filter(|program| packages.contains(&program.package))
+        .filter(|program| package(program.package))
         .map(|program| program.name)
         .collect();
     if !programs.is_empty() {
+        lines.push(format!("put {} into PATH", programs.join(", ")));
+    }
+    if package("rustc-web") {
         lines.push(format!(
-            "  * put these programs into PATH: {}",
-            programs.join(", ")
+            "`rustup component add rust-src` for a toolchain of Rust 1.89 or newer, or set {TOOLCHAIN_VARIABLE} to a \
+             prefix with a compiler and the sources of its library"
         ));
     }
-    if packages.contains(&"rustc-web") {
+    if missing.contains(&Missing::BpfLinker) {
         lines.push(format!(
-            "  * `rustup component add rust-src` for a toolchain of Rust 1.89 or newer, or set {TOOLCHAIN_VARIABLE} to \
-             a prefix with a Rust compiler and the sources of its library"
+            "LLVM 22 with its headers and a C++ compiler, then `LLVM_PREFIX=<prefix of LLVM> cargo install bpf-linker \
+             --version {BPF_LINKER} --locked --no-default-features --features llvm-22`"
         ));
     }
-    if packages.contains(&"llvm-22-dev") {
+    if package("rust-web-clippy") {
+        lines.push("clippy for the toolchain that compiles eBPF".to_owned());
+    }
+    if missing.contains(&Missing::CargoDeny) {
         lines.push(format!(
-            "  * LLVM 22 with its headers, then `LLVM_PREFIX=<prefix> cargo install bpf-linker --version {BPF_LINKER} \
-             --locked --no-default-features --features llvm-22`"
+            "`cargo install cargo-deny --version {CARGO_DENY} --locked`"
         ));
     }
-    if packages.contains(&"g++") {
-        lines.push("  * a C++ compiler".to_owned());
-    }
-    if packages.contains(&"rust-web-clippy") {
-        lines.push("  * clippy for the toolchain that compiles eBPF".to_owned());
-    }
-    lines.join("\n")
+    lines.join("\n  * ")
 }
 
 fn install_bpf_linker() -> Result<()> {
