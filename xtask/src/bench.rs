@@ -1,7 +1,6 @@
 //! `bench`: measurements side by side, in interleaved rounds.
 
 mod datapath;
-mod row;
 mod test_run;
 
 use std::path::PathBuf;

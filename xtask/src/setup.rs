@@ -271,7 +271,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
             .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"])
             .args(arguments);
         say(shell::line(&command));
-        shell::run(&mut command)
+        shell::run_quietly(&mut command)
     };
     apt(&["update"])?;
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];

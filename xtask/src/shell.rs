@@ -65,9 +65,17 @@ pub fn line(command: &Command) -> String {
 
 /// Runs a command whose output is only for a person: all of it goes to standard error.
 pub fn run(command: &mut Command) -> Result<()> {
+    succeed(command.stdout(std::io::stderr()))
+}
+
+/// Runs a command of whose output only what it says on standard error matters.
+pub fn run_quietly(command: &mut Command) -> Result<()> {
+    succeed(command.stdout(Stdio::null()))
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
     let line = line(command);
     let status = command
-        .stdout(std::io::stderr())
         .stdin(Stdio::null())
         .status()
         .with_context(|| format!("start `{line}`"))?;

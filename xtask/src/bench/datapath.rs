@@ -13,11 +13,11 @@ use xkub_tests::masquerade::{
 };
 use xkub_tests::traffic::{IperfServer, Ping};
 
-use super::row::{Case, Row, Samples};
 use super::{Datapath, test_run};
 use crate::demo::use_binary;
 use crate::shell::say;
 use crate::{root, setup, table, workspace};
+use xkub_tests::row::{Case, Row, Samples};
 
 /// Payload of the small datagrams, in bytes.
 const SMALL: u32 = 64;

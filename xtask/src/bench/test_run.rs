@@ -6,7 +6,8 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::row::Row;
+use xkub_tests::row::Row;
+
 use crate::shell::{self, say};
 use crate::workspace;
 
