@@ -254,10 +254,12 @@ fn watched_text(watched: &Watched) -> String {
 
 fn detached_text(detached: &Detached) -> String {
     let Detached { uplink, removed } = detached;
-    if removed.is_empty() {
-        format!("nothing was attached to {uplink}\n")
-    } else {
-        format!("detached from {uplink}: {}\n", removed.join(", "))
+    match uplink {
+        Some(uplink) if !removed.is_empty() => {
+            format!("detached from {uplink}: {}\n", removed.join(", "))
+        }
+        Some(uplink) => format!("nothing was attached to {uplink}\n"),
+        None => "nothing was attached\n".to_owned(),
     }
 }
 

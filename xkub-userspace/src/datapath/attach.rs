@@ -1,7 +1,5 @@
 //! Attaching: the ladder of hooks, the maps, the node address, and the way back when something fails.
 
-use std::net::IpAddr;
-
 use aya::maps::{MapData, MapError, MapInfo};
 use tracing::{debug, warn};
 use xkub_common::{config::Config, counter::Place, map};
@@ -63,7 +61,7 @@ pub fn attach(settings: &Settings) -> Result<Datapath, Error> {
         pins.remove()?;
     }
     let mut datapath = result.and_then(|notes| {
-        let mut datapath = show::show(&netlink, &uplink::find(&netlink, &uplink.name)?, &pins)?;
+        let mut datapath = show::show(&netlink, &uplink, &pins)?;
         datapath.warnings.splice(0..0, notes);
         Ok(datapath)
     })?;
@@ -79,7 +77,9 @@ fn require_free_hooks(
     wanted: IngressHook,
 ) -> Result<(), Error> {
     match wanted {
-        IngressHook::Xdp => xdp::require_free_slot(uplink, &Pins::of(&uplink.name).programs()?),
+        IngressHook::Xdp => {
+            xdp::require_free_slot(netlink, uplink, &Pins::of(&uplink.name).programs()?)
+        }
         IngressHook::Clsact => require_no_foreign_tcx(netlink, uplink),
         IngressHook::Auto | IngressHook::Tcx => Ok(()),
     }
@@ -118,7 +118,7 @@ struct Attaching<'a> {
 impl Attaching<'_> {
     /// Does it all. What is worth saying.
     fn run(&self) -> Result<Vec<String>, Error> {
-        let previous = attached_node_address(self.netlink, Some(self.uplink), self.pins);
+        let orphans = orphans_node_address(self.netlink, self.uplink, self.pins);
         let mut notes = Vec::new();
         let mut change = Change::new(self.netlink, self.uplink, self.pins);
         let standing = match self.put_everything(&mut change, &mut notes) {
@@ -129,7 +129,7 @@ impl Attaching<'_> {
             }
         };
         self.clear_away(&standing)?;
-        self.remove_old_addresses(previous)?;
+        self.remove_old_addresses(orphans)?;
         // Somebody may have attached at the same moment.
         repair::repair(self.netlink, self.uplink, self.pins)?;
         Ok(notes)
@@ -270,9 +270,7 @@ impl Attaching<'_> {
             ));
         }
         for address in self.node.iter() {
-            if change.add_address(&device, address)? {
-                self.pins.mark_address(&device.name)?;
-            }
+            change.add_address(&device, address)?;
         }
         Ok(())
     }
@@ -292,59 +290,44 @@ impl Attaching<'_> {
         Ok(())
     }
 
-    /// Takes from the devices that we put it on what is not the node address any more.
-    fn remove_old_addresses(&self, previous: DualAddress) -> Result<(), Error> {
-        if self.settings.address_device.is_none() {
+    /// Takes from devices what is not the node address any more. `orphans` is what programs were for whose pins,
+    /// and with them our marks, are gone.
+    fn remove_old_addresses(&self, orphans: DualAddress) -> Result<(), Error> {
+        let Some(wanted) = &self.settings.address_device else {
             return Ok(());
-        }
-        let current: Vec<IpAddr> = self.node.iter().collect();
-        for name in self.pins.address_devices()? {
-            let Some(device) = AddressDevice::find(self.netlink, &name)? else {
-                self.pins.unmark_address(&name);
+        };
+        // `lo`, where the kernel has no dummy device.
+        let current = match AddressDevice::find(self.netlink, wanted)? {
+            Some(_) => wanted,
+            None => LOOPBACK,
+        };
+        let marked = self.pins.addresses()?;
+        let orphaned = orphans.iter().map(|address| (current.to_owned(), address));
+        for (name, address) in marked.into_iter().chain(orphaned) {
+            if name == current && self.node.iter().any(|node| node == address) {
                 continue;
-            };
-            let is_current = self.holds_current(&device);
-            for address in previous.iter() {
-                if !is_current || !current.contains(&address) {
-                    device.remove(self.netlink, address)?;
+            }
+            if let Some(device) = AddressDevice::find(self.netlink, &name)? {
+                device.remove(self.netlink, address)?;
+                if name != current {
+                    device.remove_if_unused(self.netlink)?;
                 }
             }
-            if !is_current {
-                device.remove_if_unused(self.netlink)?;
-                self.pins.unmark_address(&name);
-            }
+            self.pins.unmark_address(&name, address);
         }
         Ok(())
     }
-
-    fn holds_current(&self, device: &AddressDevice) -> bool {
-        match &self.settings.address_device {
-            Some(wanted) if *wanted == device.name => true,
-            // The fallback.
-            Some(wanted) => {
-                device.name == LOOPBACK
-                    && matches!(AddressDevice::find(self.netlink, wanted), Ok(None))
-            }
-            None => false,
-        }
-    }
 }
 
-/// The node address as it is attached now, as far as it can be told: from a pinned program, or, should the pins
-/// be gone, from one that still stands.
-pub(super) fn attached_node_address(
-    netlink: &Netlink,
-    uplink: Option<&Uplink>,
-    pins: &Pins,
-) -> DualAddress {
-    let pinned = pins.programs().unwrap_or_default();
-    let standing = uplink
-        .and_then(|uplink| chain::ours(netlink, uplink).ok())
-        .unwrap_or_default();
-    pinned
-        .into_iter()
-        .chain(standing.into_iter().map(|info| (Place::Ingress, info)))
-        .find_map(|(place, info)| object::constants(&pins.constants(place), &info).ok())
+/// The node address of programs of ours that stand, but whose pins are gone: bpffs was unmounted, or mounted over.
+pub(super) fn orphans_node_address(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> DualAddress {
+    if pins.programs().is_ok_and(|programs| !programs.is_empty()) {
+        return DualAddress::default();
+    }
+    chain::ours(netlink, uplink)
+        .unwrap_or_default()
+        .iter()
+        .find_map(|info| object::constants(&pins.constants(Place::Ingress), info).ok())
         .map(|config| address_pairs_of(&config).node())
         .unwrap_or_default()
 }

@@ -20,9 +20,9 @@ pub enum BpffsError {
     Mountinfo(#[source] io::Error),
     /// There is none, and it can't be mounted.
     #[error(
-        "no bpffs is mounted on {MOUNT_POINT} and it can't be mounted; do it by hand: mount -t bpf bpf {MOUNT_POINT}"
+        "no bpffs is mounted on {MOUNT_POINT}, and mounting it failed ({0}); do it by hand: mount -t bpf bpf {MOUNT_POINT}"
     )]
-    NotMountable(#[source] io::Error),
+    NotMountable(io::Error),
     /// Something else is there.
     #[error(
         "{MOUNT_POINT} has a {0} mounted on it, not a bpffs; unmount it, then: mount -t bpf bpf {MOUNT_POINT}"

@@ -9,7 +9,10 @@ use super::{
     hook::{Direction, Hook},
     sys::{self, ProgramInfo},
 };
-use crate::{netlink::Netlink, node::uplink::Uplink};
+use crate::{
+    netlink::Netlink,
+    node::uplink::{Uplink, xdp_program},
+};
 
 /// A program whose name the kernel does not tell: it takes `CAP_SYS_ADMIN` to ask.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -47,7 +50,7 @@ pub(super) fn read(
 ) -> Result<Vec<Entry>, Error> {
     let mut chain = Vec::new();
     if direction == Direction::Ingress
-        && let Some(id) = uplink.xdp_program
+        && let Some(id) = xdp_program(netlink, uplink)?
     {
         chain.push(of_program(id, Hook::Xdp, Attachment::Xdp, pinned));
     }

@@ -92,16 +92,16 @@ impl<'a> Change<'a> {
         Ok(new)
     }
 
-    /// Puts an address on a device, unless it is there.
-    pub fn add_address(&mut self, device: &AddressDevice, address: IpAddr) -> Result<bool, Error> {
-        let is_new = device.add(self.netlink, address)?;
-        if is_new {
+    /// Puts an address on a device, unless it is there, in which case it is not ours to remove.
+    pub fn add_address(&mut self, device: &AddressDevice, address: IpAddr) -> Result<(), Error> {
+        if device.add(self.netlink, address)? {
             self.undo.push(Undo::RemoveAddress {
                 device: device.clone(),
                 address,
             });
+            self.pins.mark_address(&device.name, address)?;
         }
-        Ok(is_new)
+        Ok(())
     }
 
     /// Notes that a device may have been made for this change.
@@ -305,7 +305,7 @@ impl<'a> Change<'a> {
                 Err(error) => return Err(xdp::refused(self.uplink, &error)),
             }
         }
-        match xdp::attach(program, self.uplink, &self.pins.programs()?)? {
+        match xdp::attach(program, self.netlink, self.uplink, &self.pins.programs()?)? {
             xdp::Attached::New(link) => {
                 let path = self.replacement_link(place)?;
                 link.pin(&path).map_err(|error| pin_error(path, error))?;
@@ -373,10 +373,13 @@ impl<'a> Change<'a> {
                         .map(drop)
                         .map_err(io::Error::other)
                 }
-                Undo::RemoveAddress { device, address } => device
-                    .remove(self.netlink, address)
-                    .map(drop)
-                    .map_err(io::Error::other),
+                Undo::RemoveAddress { device, address } => {
+                    self.pins.unmark_address(&device.name, address);
+                    device
+                        .remove(self.netlink, address)
+                        .map(drop)
+                        .map_err(io::Error::other)
+                }
                 Undo::RemoveDevice(device) => device
                     .remove_if_unused(self.netlink)
                     .map(drop)

@@ -270,3 +270,40 @@ fn existing(uplink: &str, slot: Slot) -> io::Result<SchedClassifierLink> {
 fn keep(link: SchedClassifierLink) {
     mem::forget(link);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(handle: u32, attributes: Vec<TcAttribute>) -> TcMessage {
+        let mut message = TcMessage::default();
+        message.header.handle = handle.into();
+        // Priority 1, for all protocols in network byte order.
+        message.header.info = 0x0001_0300;
+        message.attributes = attributes;
+        message
+    }
+
+    #[test]
+    fn filters_are_read_and_their_priorities_are_not() {
+        let kind = |kind: &str| TcAttribute::Kind(kind.to_owned());
+        let id = TcAttribute::Options(vec![TcOption::Bpf(TcFilterBpfOption::ProgId(7))]);
+        for (handle, attributes, expected) in [
+            (0, vec![kind("bpf")], None),
+            (0x786b, vec![kind("bpf"), id], Some(("bpf", Some(7)))),
+            (1, vec![kind("flower")], Some(("flower", None))),
+        ] {
+            let filter = filter_of(&message(handle, attributes), Direction::Egress);
+            let expected = expected.map(|(kind, program_id)| Filter {
+                slot: Slot {
+                    direction: Direction::Egress,
+                    priority: 1,
+                    handle,
+                },
+                kind: kind.to_owned(),
+                program_id,
+            });
+            assert_eq!(filter, expected);
+        }
+    }
+}

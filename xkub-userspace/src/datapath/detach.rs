@@ -4,13 +4,12 @@ use serde::Serialize;
 use xkub_common::counter::Place;
 
 use super::{
-    attach::attached_node_address,
+    attach::orphans_node_address,
     bpffs, capabilities,
     change::{drop_link, sweep},
     clsact,
     error::Error,
     pins::Pins,
-    settings::DualAddress,
 };
 use crate::{
     netlink::Netlink,
@@ -23,8 +22,8 @@ use crate::{
 /// What was taken away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Detached {
-    /// The uplink.
-    pub uplink: String,
+    /// The uplink; none when none was named and none had a datapath.
+    pub uplink: Option<String>,
     /// One line each; none when nothing was there.
     pub removed: Vec<String>,
 }
@@ -49,8 +48,7 @@ pub(super) fn detach(name: &str) -> Result<Detached, Error> {
     let mut removed = Vec::new();
     let lock = if has_pins { Some(pins.lock()?) } else { None };
     // The address first: should something fail, the programs that say what it is are still there.
-    let node = attached_node_address(&netlink, uplink.as_ref(), &pins);
-    remove_addresses(&netlink, &pins, node, &mut removed)?;
+    remove_addresses(&netlink, uplink.as_ref(), &pins, &mut removed)?;
     for place in Place::ALL {
         let hook = pins.hook(*place)?;
         let path = pins.link(*place);
@@ -71,7 +69,7 @@ pub(super) fn detach(name: &str) -> Result<Detached, Error> {
     }
     drop(lock);
     Ok(Detached {
-        uplink: name.to_owned(),
+        uplink: Some(name.to_owned()),
         removed,
     })
 }
@@ -89,25 +87,31 @@ fn remove_programs(
     Ok(())
 }
 
+/// Takes away what we put on devices. Without our marks a device that we made is still ours; on any other, the
+/// address is somebody else's.
 fn remove_addresses(
     netlink: &Netlink,
+    uplink: Option<&Uplink>,
     pins: &Pins,
-    node: DualAddress,
     removed: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let marked = pins.address_devices()?;
-    for name in marked.iter().map(String::as_str).chain([DEFAULT_NAME]) {
-        let Some(device) = AddressDevice::find(netlink, name)? else {
+    let mut addresses = pins.addresses()?;
+    if let Some(uplink) = uplink
+        && AddressDevice::find(netlink, DEFAULT_NAME)?.is_some_and(|device| device.is_ours())
+    {
+        let orphans = orphans_node_address(netlink, uplink, pins);
+        addresses.extend(
+            orphans
+                .iter()
+                .map(|address| (DEFAULT_NAME.to_owned(), address)),
+        );
+    }
+    for (name, address) in addresses {
+        let Some(device) = AddressDevice::find(netlink, &name)? else {
             continue;
         };
-        // Without our mark, a device that we made is still ours; on any other, the address is somebody else's.
-        if !device.is_ours() && !marked.iter().any(|marked| marked == name) {
-            continue;
-        }
-        for address in node.iter() {
-            if device.remove(netlink, address)? {
-                removed.push(format!("{address} on {name}"));
-            }
+        if device.remove(netlink, address)? {
+            removed.push(format!("{address} on {name}"));
         }
         if device.remove_if_unused(netlink)? {
             removed.push(format!("interface {name}"));

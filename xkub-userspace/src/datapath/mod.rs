@@ -69,15 +69,23 @@ pub fn stats(uplink: Option<&str>) -> Result<Stats, Error> {
     })
 }
 
-/// Removes a datapath and all that belongs to it. Without a name: the only one there is. A name that has none
-/// is no error; [`Detached::removed`] is empty then.
+/// Removes a datapath and all that belongs to it. Without a name: the only one there is. That there is none is
+/// no error, since nothing is what was asked for; [`Detached::removed`] is empty then.
 ///
 /// # Errors
-/// [`Error::NothingAttached`] and [`Error::SeveralAttached`] without a name; whatever can't be removed.
+/// [`Error::SeveralAttached`] without a name; [`Error::Uplink`] for a name that is no interface; whatever can't
+/// be removed.
 pub fn detach(uplink: Option<&str>) -> Result<Detached, Error> {
-    match uplink {
-        Some(name) => detach::detach(name),
-        None => detach::detach(&attached(None)?),
+    if let Some(name) = uplink {
+        return detach::detach(name);
+    }
+    match attached(None) {
+        Ok(name) => detach::detach(&name),
+        Err(Error::NothingAttached) => Ok(Detached {
+            uplink: None,
+            removed: Vec::new(),
+        }),
+        Err(error) => Err(error),
     }
 }
 

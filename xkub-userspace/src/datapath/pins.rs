@@ -6,13 +6,14 @@
 //!   `CAP_SYS_ADMIN`, which nothing else here does;
 //! - `filters/<place>/`, an empty directory: the place's program is a filter on clsact, which has no link;
 //! - `clsact/`, an empty directory: the clsact qdisc is ours;
-//! - `address/<device>/`, an empty directory: we put the node address on that device.
+//! - `address/<device>/<address>/`, an empty directory: we put that address on that device.
 //!
 //! bpffs refuses names with a dot, which interface names may have; it becomes a colon, which they may not have.
 
 use std::{
     fs::{self, File},
     io,
+    net::IpAddr,
     os::{fd::OwnedFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     thread,
@@ -227,21 +228,42 @@ impl Pins {
         let _: io::Result<()> = fs::remove_dir(self.clsact());
     }
 
-    /// Remembers that the node address is on a device because we put it there.
-    pub fn mark_address(&self, device: &str) -> Result<(), Error> {
-        mark(self.address().join(escape(device)))
+    /// Remembers that an address is on a device because we put it there.
+    pub fn mark_address(&self, device: &str, address: IpAddr) -> Result<(), Error> {
+        mark(self.address_mark(device, address))
     }
 
-    pub fn unmark_address(&self, device: &str) {
-        let _: io::Result<()> = fs::remove_dir(self.address().join(escape(device)));
+    pub fn unmark_address(&self, device: &str, address: IpAddr) {
+        let mark = self.address_mark(device, address);
+        // The device's own directory goes with its last address.
+        for directory in [Some(mark.as_path()), mark.parent()].into_iter().flatten() {
+            let _: io::Result<()> = fs::remove_dir(directory);
+        }
     }
 
-    pub fn address_devices(&self) -> Result<Vec<String>, Error> {
-        Ok(entries(&self.address())?
-            .iter()
-            .map(|name| unescape(name))
-            .collect())
+    /// The addresses that we have put on devices, and the devices.
+    pub fn addresses(&self) -> Result<Vec<(String, IpAddr)>, Error> {
+        let mut addresses = Vec::new();
+        for device in entries(&self.address())? {
+            for name in entries(&self.address().join(&device))? {
+                if let Some(address) = address_of_mark(&name) {
+                    addresses.push((unescape(&device), address));
+                }
+            }
+        }
+        Ok(addresses)
     }
+
+    fn address_mark(&self, device: &str, address: IpAddr) -> PathBuf {
+        self.address()
+            .join(escape(device))
+            .join(escape(&address.to_string()))
+    }
+}
+
+fn address_of_mark(name: &str) -> Option<IpAddr> {
+    // Four groups of an IPv6 address without a gap are none, so an escaped IPv4 address can't be taken for one.
+    unescape(name).parse().or_else(|_| name.parse()).ok()
 }
 
 /// Opens a pin; `None` when there is none.
@@ -318,6 +340,17 @@ fn unescape(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_can_be_marked() {
+        for text in ["10.244.1.226", "fd00::226", "::1", "2001:db8:1:2:3:4:5:6"] {
+            let address: IpAddr = text.parse().unwrap();
+            let mark = escape(&address.to_string());
+            assert!(!mark.contains('.'), "{mark}");
+            assert_eq!(address_of_mark(&mark), Some(address));
+        }
+        assert_eq!(address_of_mark("lo"), None);
+    }
 
     #[test]
     fn names_with_dots_have_pins() {

@@ -133,7 +133,11 @@ pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Da
         .iter()
         .map(|line| Ok((line.node, address_device::holders(netlink, line.node)?)))
         .collect::<Result<Vec<_>, Error>>()?;
-    let wanted_devices = pins.address_devices()?;
+    let wanted_devices: Vec<String> = pins
+        .addresses()?
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
     let mut warnings = chain_warnings(&chain, &programs, &counters);
     warnings.extend(address_warnings(&uplink.name, &holders));
     Ok(Datapath {

@@ -11,7 +11,10 @@ use super::{
     error::{Error, io_error},
     sys::{self, LinkTarget, ProgramInfo},
 };
-use crate::node::uplink::Uplink;
+use crate::{
+    netlink::Netlink,
+    node::uplink::{Uplink, xdp_program},
+};
 
 /// What attaching came to.
 pub(super) enum Attached {
@@ -27,11 +30,12 @@ pub(super) enum Attached {
 /// [`Error::XdpSlotTaken`], [`Error::XdpRefused`], [`Error::NoXdpLink`].
 pub(super) fn attach(
     program: &mut Xdp,
+    netlink: &Netlink,
     uplink: &Uplink,
     pinned: &[(Place, ProgramInfo)],
 ) -> Result<Attached, Error> {
-    require_free_slot(uplink, pinned)?;
-    if let Some(program_id) = uplink.xdp_program
+    require_free_slot(netlink, uplink, pinned)?;
+    if let Some(program_id) = xdp_program(netlink, uplink)?
         && let Some(link) = link_of(uplink.index, program_id)
     {
         return Ok(Attached::Orphan { link, program_id });
@@ -52,10 +56,11 @@ pub(super) fn attach(
 /// # Errors
 /// [`Error::XdpSlotTaken`].
 pub(super) fn require_free_slot(
+    netlink: &Netlink,
     uplink: &Uplink,
     pinned: &[(Place, ProgramInfo)],
 ) -> Result<(), Error> {
-    let Some(id) = uplink.xdp_program else {
+    let Some(id) = xdp_program(netlink, uplink)? else {
         return Ok(());
     };
     if pinned.iter().any(|(_, info)| info.id == id) {

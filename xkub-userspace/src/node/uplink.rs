@@ -46,8 +46,6 @@ pub struct Uplink {
     pub mtu: u32,
     /// Its addresses of global scope, in the kernel's order, without secondary and temporary ones.
     pub addresses: Vec<IpAddr>,
-    /// The id of the XDP program in its slot.
-    pub xdp_program: Option<u32>,
 }
 
 /// Looks an uplink up.
@@ -83,8 +81,29 @@ pub fn find(netlink: &Netlink, name: &str) -> Result<Uplink, UplinkError> {
             .filter(|address| address.header.index == index && is_candidate(address))
             .filter_map(address_of)
             .collect(),
-        xdp_program: xdp_program_of(link),
     })
+}
+
+/// The id of the XDP program in an interface's slot, native or generic.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn xdp_program(netlink: &Netlink, uplink: &Uplink) -> Result<Option<u32>, NetlinkError> {
+    let links = netlink.collect(
+        || format!("look {} up", uplink.name),
+        netlink
+            .handle()
+            .link()
+            .get()
+            .match_index(uplink.index)
+            .execute(),
+    );
+    match links {
+        Ok(links) => Ok(links.first().and_then(xdp_program_of)),
+        // It is gone, and with it what was in its slot.
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// All interfaces.
@@ -167,4 +186,92 @@ fn is_candidate(message: &AddressMessage) -> bool {
             .header
             .flags
             .intersects(AddressHeaderFlags::Secondary | AddressHeaderFlags::Dadfailed)
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::address::AddressHeader;
+
+    use super::*;
+
+    fn message(attributes: Vec<AddressAttribute>) -> AddressMessage {
+        let mut message = AddressMessage::default();
+        message.attributes = attributes;
+        message
+    }
+
+    #[test]
+    fn the_local_end_is_the_address() {
+        let [local, peer] = ["10.0.2.2", "10.0.2.1"].map(|text| text.parse::<IpAddr>().unwrap());
+        for (attributes, expected) in [
+            (vec![], None),
+            (vec![AddressAttribute::Address(local)], Some(local)),
+            (
+                vec![
+                    AddressAttribute::Address(peer),
+                    AddressAttribute::Local(local),
+                ],
+                Some(local),
+            ),
+        ] {
+            assert_eq!(address_of(&message(attributes)), expected);
+        }
+    }
+
+    #[test]
+    fn only_what_dhcp_may_have_given_is_a_candidate() {
+        let none = AddressHeaderFlags::empty();
+        for (family, scope, flags, expected) in [
+            (AddressFamily::Inet, AddressScope::Universe, none, true),
+            (AddressFamily::Inet6, AddressScope::Universe, none, true),
+            (
+                AddressFamily::Inet6,
+                AddressScope::Universe,
+                AddressHeaderFlags::Permanent,
+                true,
+            ),
+            (AddressFamily::Inet6, AddressScope::Link, none, false),
+            (AddressFamily::Inet, AddressScope::Host, none, false),
+            // Privacy extensions (RFC 8981), and a second address of the same prefix.
+            (
+                AddressFamily::Inet6,
+                AddressScope::Universe,
+                AddressHeaderFlags::Secondary,
+                false,
+            ),
+            (
+                AddressFamily::Inet6,
+                AddressScope::Universe,
+                AddressHeaderFlags::Dadfailed,
+                false,
+            ),
+        ] {
+            let mut message = message(Vec::new());
+            message.header = AddressHeader {
+                family,
+                scope,
+                flags,
+                ..AddressHeader::default()
+            };
+            assert_eq!(
+                is_candidate(&message),
+                expected,
+                "{family:?} {scope:?} {flags:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_xdp_slot_is_read_in_every_mode() {
+        for (attributes, expected) in [
+            (vec![], None),
+            (vec![LinkXdp::ProgId(0)], None),
+            (vec![LinkXdp::ProgId(7), LinkXdp::DrvProgId(7)], Some(7)),
+            (vec![LinkXdp::SkbProgId(8)], Some(8)),
+        ] {
+            let mut link = LinkMessage::default();
+            link.attributes = vec![LinkAttribute::Xdp(attributes)];
+            assert_eq!(xdp_program_of(&link), expected);
+        }
+    }
 }
