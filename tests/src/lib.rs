@@ -9,6 +9,7 @@
 pub mod foreign;
 pub mod masquerade;
 pub mod namespace;
+pub mod row;
 pub mod skip;
 pub mod traffic;
 pub mod wait;

@@ -149,6 +149,13 @@ impl Datapath {
         packet
     }
 
+    /// How long a program takes for a packet, in nanoseconds, on average over `repeat` runs. The packet is the same for
+    /// all, so that one that is translated must be so by constants that make G of G.
+    #[allow(dead_code, reason = "the bench uses it, which shares this file")]
+    pub fn nanoseconds(&mut self, at: At, packet: &[u8], repeat: u32) -> u32 {
+        nanoseconds(self.program(at).as_fd().as_raw_fd(), packet, repeat)
+    }
+
     /// Runs a program on a packet whose sum the device delivered; the kernel compares it afterwards.
     pub fn run_with_sum(&mut self, at: At, packet: &[u8]) -> Vec<u8> {
         // BPF_F_TEST_SKB_CHECKSUM_COMPLETE: EBADMSG when skb->csum is wrong after the run.
@@ -260,6 +267,21 @@ struct TestRun {
 
 /// `BPF_PROG_TEST_RUN`, whose flags aya keeps to itself.
 fn test_run(program: i32, packet: &[u8], flags: u32) -> std::io::Result<(u32, Vec<u8>)> {
+    let (attributes, out) = test_runs(program, packet, flags, 1)?;
+    Ok((attributes.retval, out))
+}
+
+/// As [`Datapath::nanoseconds`], for any program.
+pub fn nanoseconds(program: i32, packet: &[u8], repeat: u32) -> u32 {
+    test_runs(program, packet, 0, repeat).unwrap().0.duration
+}
+
+fn test_runs(
+    program: i32,
+    packet: &[u8],
+    flags: u32,
+    repeat: u32,
+) -> std::io::Result<(TestRun, Vec<u8>)> {
     const BPF_PROG_TEST_RUN: libc::c_long = 10;
     let mut out = vec![0; packet.len() + 256];
     let mut attributes = TestRun {
@@ -268,7 +290,7 @@ fn test_run(program: i32, packet: &[u8], flags: u32) -> std::io::Result<(u32, Ve
         data_size_out: u32::try_from(out.len()).unwrap(),
         data_in: packet.as_ptr() as u64,
         data_out: out.as_mut_ptr() as u64,
-        repeat: 1,
+        repeat,
         flags,
         ..TestRun::default()
     };
@@ -285,7 +307,7 @@ fn test_run(program: i32, packet: &[u8], flags: u32) -> std::io::Result<(u32, Ve
         return Err(std::io::Error::last_os_error());
     }
     out.truncate(usize::try_from(attributes.data_size_out).unwrap());
-    Ok((attributes.retval, out))
+    Ok((attributes, out))
 }
 
 /// For socket tests: an address and a port.
