@@ -349,6 +349,27 @@ const BPF_XDP: u32 = 37;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const XDP_PASS: i32 = 2;
 
+/// A hook that [`load_empty`] has a program for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hook {
+    /// TC, by TCX or clsact.
+    Tc,
+    /// XDP.
+    Xdp,
+}
+
+/// Loads a program that does nothing but let the packet go on: what others are measured against.
+///
+/// # Errors
+/// When the kernel refuses: no `CAP_BPF`.
+pub fn load_empty(hook: Hook) -> Result<OwnedFd> {
+    let (program_type, verdict) = match hook {
+        Hook::Tc => (BPF_PROG_TYPE_SCHED_CLS, NEXT),
+        Hook::Xdp => (BPF_PROG_TYPE_XDP, XDP_PASS),
+    };
+    load(program_type, "empty", &[move_immediate(0, verdict), EXIT])
+}
+
 fn load(program_type: u32, name: &str, instructions: &[Instruction]) -> Result<OwnedFd> {
     let license = CString::new("GPL")?;
     let mut attributes = LoadAttributes {

@@ -66,7 +66,7 @@ pub mod map {
         COUNTERS,
     ];
     /// The read-only constants of one program instance: one [`Config`](crate::config::Config).
-    /// Not pinned, found through the program that uses it.
+    /// Pinned apart, one for each program.
     pub const CONSTANTS: &str = ".rodata";
     /// The symbol in [`CONSTANTS`] that the loader sets.
     pub const CONFIG: &str = "CONFIG";

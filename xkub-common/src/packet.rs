@@ -28,11 +28,10 @@ plain!(
     u16,
     u32,
     [u16; 2],
-    [u16; 3],
-    [u16; 5],
     [u32; 2],
     [u32; 4],
     Ipv4Header,
+    Ipv4Tail,
     Ipv6Header,
     ArpHeader,
     FragmentHeader,
@@ -241,7 +240,35 @@ pub fn plain_ipv4<P: Packet + ?Sized>(packet: &P) -> Option<Ipv4Header> {
     is_plain.then_some(header)
 }
 
+/// The end of an IPv4 header without options: all that a translation changes, and what lies before it on the same
+/// 4-byte boundary.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Ipv4Tail {
+    ttl: u8,
+    protocol: u8,
+    /// The header checksum.
+    pub checksum: u16,
+    /// The source address.
+    pub source: u32,
+    /// The destination address.
+    pub destination: u32,
+}
+
 impl Ipv4Header {
+    /// Its end.
+    #[must_use]
+    #[inline(always)]
+    pub const fn tail(&self) -> Ipv4Tail {
+        Ipv4Tail {
+            ttl: self.ttl,
+            protocol: self.protocol,
+            checksum: self.checksum,
+            source: self.source,
+            destination: self.destination,
+        }
+    }
+
     /// The transport protocol.
     #[must_use]
     #[inline(always)]
@@ -257,6 +284,8 @@ const OFFSET_V4: u16 = 0x1fffu16.to_be();
 
 /// Offsets in an IPv4 header.
 pub mod ipv4 {
+    /// [`Ipv4Tail`](super::Ipv4Tail).
+    pub const TAIL: usize = 8;
     /// The header checksum.
     pub const CHECKSUM: usize = 10;
     /// The source address.

@@ -16,6 +16,9 @@ pub struct Fault;
 
 /// A frame that can be rewritten.
 pub trait Frame: Packet {
+    /// Whether each write is a call of a helper, so that few large ones are better than many small ones.
+    const WRITES_ARE_CALLS: bool;
+
     /// The program's context, for helpers that take any.
     fn context(&self) -> *mut core::ffi::c_void;
 
@@ -76,6 +79,8 @@ impl Packet for Tc {
 }
 
 impl Frame for Tc {
+    const WRITES_ARE_CALLS: bool = true;
+
     #[inline(always)]
     fn context(&self) -> *mut core::ffi::c_void {
         self.0.cast()
@@ -153,6 +158,8 @@ impl<const FRAGMENTS: bool> Packet for Xdp<FRAGMENTS> {
 }
 
 impl<const FRAGMENTS: bool> Frame for Xdp<FRAGMENTS> {
+    const WRITES_ARE_CALLS: bool = false;
+
     #[inline(always)]
     fn context(&self) -> *mut core::ffi::c_void {
         self.0.cast()

@@ -198,33 +198,22 @@ impl Ip for V4 {
         address: u32,
         difference: u32,
     ) -> Result<(), Fault> {
-        // Checksum and addresses lie side by side: one write, from the checksum on.
-        let checksum = checksum::update(header.checksum, difference).to_ne_bytes();
-        let [c0, c1] = checksum;
-        let [s0, s1, s2, s3] = (if field == Field::Source {
-            address
-        } else {
-            header.source
-        })
-        .to_ne_bytes();
-        match field {
-            Field::Source => frame.write(
-                network + ipv4::CHECKSUM,
-                [half([c0, c1]), half([s0, s1]), half([s2, s3])],
-            ),
-            Field::Destination => {
-                let [d0, d1, d2, d3] = address.to_ne_bytes();
-                frame.write(
-                    network + ipv4::CHECKSUM,
-                    [
-                        half([c0, c1]),
-                        half([s0, s1]),
-                        half([s2, s3]),
-                        half([d0, d1]),
-                        half([d2, d3]),
-                    ],
-                )
+        let checksum = checksum::update(header.checksum, difference);
+        if F::WRITES_ARE_CALLS {
+            let mut tail = header.tail();
+            tail.checksum = checksum;
+            match field {
+                Field::Source => tail.source = address,
+                Field::Destination => tail.destination = address,
             }
+            frame.write(network + ipv4::TAIL, tail)
+        } else {
+            let offset = match field {
+                Field::Source => ipv4::SOURCE,
+                Field::Destination => ipv4::DESTINATION,
+            };
+            frame.write(network + ipv4::CHECKSUM, checksum)?;
+            frame.write(network + offset, address)
         }
     }
 
@@ -277,11 +266,6 @@ impl Ip for V4 {
         // SAFETY: the caller holds the socket.
         unsafe { (*socket).dst_ip4 }
     }
-}
-
-#[inline(always)]
-const fn half(bytes: [u8; 2]) -> u16 {
-    u16::from_ne_bytes(bytes)
 }
 
 pub struct V6;

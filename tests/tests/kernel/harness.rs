@@ -126,7 +126,7 @@ impl Datapath {
         }
     }
 
-    fn program(&mut self, at: At) -> ProgramFd {
+    pub fn program(&mut self, at: At) -> ProgramFd {
         let fd = match at {
             At::Ingress => self.ingress.classifier(program::INGRESS).unwrap().fd(),
             At::Xdp => self.ingress.xdp().unwrap().fd(),
@@ -147,13 +147,6 @@ impl Datapath {
             "{at:?} must hand the packet on"
         );
         packet
-    }
-
-    /// How long a program takes for a packet, in nanoseconds, on average over `repeat` runs. The packet is the same for
-    /// all, so that one that is translated must be so by constants that make G of G.
-    #[allow(dead_code, reason = "the bench uses it, which shares this file")]
-    pub fn nanoseconds(&mut self, at: At, packet: &[u8], repeat: u32) -> u32 {
-        nanoseconds(self.program(at).as_fd().as_raw_fd(), packet, repeat)
     }
 
     /// Runs a program on a packet whose sum the device delivered; the kernel compares it afterwards.
@@ -246,7 +239,7 @@ fn hex(bytes: &[u8]) -> String {
 /// `struct { … } test` of `union bpf_attr`.
 #[repr(C)]
 #[derive(Default)]
-struct TestRun {
+pub struct TestRun {
     prog_fd: u32,
     retval: u32,
     data_size_in: u32,
@@ -254,7 +247,8 @@ struct TestRun {
     data_in: u64,
     data_out: u64,
     repeat: u32,
-    duration: u32,
+    /// The mean, in nanoseconds.
+    pub duration: u32,
     ctx_size_in: u32,
     ctx_size_out: u32,
     ctx_in: u64,
@@ -271,12 +265,8 @@ fn test_run(program: i32, packet: &[u8], flags: u32) -> std::io::Result<(u32, Ve
     Ok((attributes.retval, out))
 }
 
-/// As [`Datapath::nanoseconds`], for any program.
-pub fn nanoseconds(program: i32, packet: &[u8], repeat: u32) -> u32 {
-    test_runs(program, packet, 0, repeat).unwrap().0.duration
-}
-
-fn test_runs(
+/// The same, several times over: the packet that one run leaves is what the next one gets.
+pub fn test_runs(
     program: i32,
     packet: &[u8],
     flags: u32,
