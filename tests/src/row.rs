@@ -41,6 +41,7 @@ impl Samples {
     }
 
     /// The middle value, or the mean of the two in the middle; NaN without any.
+    #[must_use]
     pub fn median(&self) -> f64 {
         let sorted = self.sorted();
         let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
@@ -52,6 +53,7 @@ impl Samples {
     }
 
     /// The row without a comparison.
+    #[must_use]
     pub fn row(&self, case: &Case, variant: &str) -> Row {
         let sorted = self.sorted();
         Row {
