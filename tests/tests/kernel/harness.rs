@@ -7,7 +7,7 @@ use std::{
 
 use aya::{
     maps::{HashMap, Map, MapData, PerCpuArray},
-    programs::ProgramFd,
+    programs::{LinkOrder, ProgramFd, TcAttachType, tc::TcAttachOptions},
 };
 use xkub_common::{
     config::{AddressesV4, AddressesV6, Config},
@@ -134,6 +134,19 @@ impl Datapath {
             At::EgressLast => self.last.classifier(program::EGRESS).unwrap().fd(),
         };
         fd.unwrap().try_clone().unwrap()
+    }
+
+    /// Puts the ingress program on an interface's TCX hook, for as long as it is loaded.
+    pub fn attach_ingress(&mut self, interface: &str) {
+        self.ingress
+            .classifier(program::INGRESS)
+            .unwrap()
+            .attach_with_options(
+                interface,
+                TcAttachType::Ingress,
+                TcAttachOptions::TcxOrder(LinkOrder::first()),
+            )
+            .unwrap();
     }
 
     /// Runs a program; it must hand the packet on. Returns the packet.

@@ -17,6 +17,7 @@ mod ingress;
 mod malformed;
 mod neighbour;
 mod packets;
+mod pages;
 mod random;
 mod sockets;
 mod untouched;
