@@ -69,17 +69,30 @@ pub fn remember_node(services: &Services, protocol: u8, transport: &Transport) -
     }
 }
 
-/// Whether a packet that leaves from G opens a flow whose answers would be taken for the service set.
+/// Whether a packet that leaves from G may open a flow.
 #[must_use]
 #[inline(always)]
-pub fn remember_guest(services: &Services, protocol: u8, transport: &Transport) -> bool {
-    let may_open = match transport.kind {
+pub fn opens_guest(services: &Services, transport: &Transport) -> bool {
+    match transport.kind {
         Kind::Tcp => transport.opens,
         Kind::Udp => !is_tunnel(services, transport),
-        Kind::Ports => true,
+        Kind::Ports | Kind::Query => true,
         _ => false,
-    };
-    may_open && in_service(services, protocol, transport.kind, transport.source)
+    }
+}
+
+/// As what a flow that the guest opens from G must be remembered, given what is remembered of it: its answers would be
+/// taken for the service set, or for those to an older flow from N with the same ends. `None` if neither.
+#[must_use]
+#[inline(always)]
+pub const fn remember_guest(is_in_service: bool, remembered: Flow) -> Option<Owner> {
+    if is_in_service && !remembered.is(Owner::GuestOpened) {
+        Some(Owner::GuestOpened)
+    } else if !is_in_service && remembered.is(Owner::Node) {
+        Some(Owner::GuestFound)
+    } else {
+        None
+    }
 }
 
 /// Where a packet for G goes.

@@ -3,8 +3,8 @@
 use xkub_common::{
     config::Services,
     decide::{
-        Arrival, Ends, arrival, arrival_in_service, first_fragment, in_service, quoted_from_node,
-        remember_guest, remember_node,
+        Arrival, Ends, arrival, arrival_in_service, first_fragment, in_service, opens_guest,
+        quoted_from_node, remember_guest, remember_node,
     },
     flow::{Flow, Fragment, FragmentOwner, LOOKUP_TICKS, Owner, UNORDERED_TICKS},
     packet::{Kind, Transport, protocol},
@@ -48,21 +48,21 @@ const fn plain(kind: Kind) -> Transport {
 #[test]
 fn what_is_remembered_when_it_leaves() {
     use protocol::{ICMP, ICMPV6, IPIP, TCP, UDP, UDPLITE};
-    // (protocol, transport, remembered from N, remembered from G)
+    // (protocol, transport, remembered from N, opens a flow from G)
     let cases = [
-        (TCP, tcp(45_000, 443, true), true, false),
+        (TCP, tcp(45_000, 443, true), true, true),
         (TCP, tcp(45_000, 443, false), true, false),
         (TCP, tcp(10_250, 443, true), false, true),
         (TCP, tcp(10_250, 443, false), false, false),
-        (TCP, tcp(45_000, 10_250, true), true, false),
-        (UDP, udp(45_000, 53), true, false),
+        (TCP, tcp(45_000, 10_250, true), true, true),
+        (UDP, udp(45_000, 53), true, true),
         (UDP, udp(30_053, 53), false, true),
         (UDP, udp(8472, 53), false, true),
         (UDP, udp(45_000, 8473), false, false),
         (UDP, udp(8473, 8473), false, false),
         (SCTP_WHOLE, sctp(1, 2), false, true),
-        (UDPLITE, sctp(1, 2), true, false),
-        (ICMP, plain(Kind::Query), true, false),
+        (UDPLITE, sctp(1, 2), true, true),
+        (ICMP, plain(Kind::Query), true, true),
         (ICMP, plain(Kind::Answer), false, false),
         (ICMP, plain(Kind::Error), false, false),
         (ICMP, plain(Kind::Message), false, false),
@@ -78,9 +78,30 @@ fn what_is_remembered_when_it_leaves() {
             "{kind} {transport:?} from N"
         );
         assert_eq!(
-            remember_guest(&services(), kind, &transport),
+            opens_guest(&services(), &transport),
             guest,
             "{kind} {transport:?} from G"
+        );
+    }
+}
+
+#[test]
+fn as_what_a_flow_of_the_guests_is_remembered() {
+    let flow = |owner| Flow::new(owner, 0);
+    for (is_in_service, remembered, expected) in [
+        (true, Flow::UNKNOWN, Some(Owner::GuestOpened)),
+        (true, flow(Owner::GuestFound), Some(Owner::GuestOpened)),
+        (true, flow(Owner::Node), Some(Owner::GuestOpened)),
+        (true, flow(Owner::GuestOpened), None),
+        (false, Flow::UNKNOWN, None),
+        (false, flow(Owner::GuestFound), None),
+        (false, flow(Owner::GuestOpened), None),
+        (false, flow(Owner::Node), Some(Owner::GuestFound)),
+    ] {
+        assert_eq!(
+            remember_guest(is_in_service, remembered),
+            expected,
+            "{is_in_service} {remembered:?}"
         );
     }
 }

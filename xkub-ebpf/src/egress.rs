@@ -89,10 +89,16 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
             remember::remember_node::<I>(&key(), class);
         }
     } else if maps::place() == Place::EgressFirst as u32
-        && decide::remember_guest(maps::services(), protocol, &transport)
+        && decide::opens_guest(maps::services(), &transport)
     {
         // Only in the first place: the last one cannot tell these from what the first translated.
-        remember::remember_guest::<I>(&key(), &transport, class);
+        let is_in_service = decide::in_service(
+            maps::services(),
+            protocol,
+            transport.kind,
+            transport.source,
+        );
+        remember::remember_guest::<I>(&key(), &transport, is_in_service, class);
     }
     if !from_node {
         return Ok(Outcome::new(Event::Passed, class));

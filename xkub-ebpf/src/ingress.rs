@@ -121,7 +121,13 @@ fn arrival<I: Ip, F: Frame>(
             return Arrival::Node;
         }
         let key = I::flow_key(datagram.source, protocol, ends);
-        return decide::arrival_in_service(transport, remember::recall::<I>(&key));
+        let known = remember::recall::<I>(&key);
+        let arrival = decide::arrival_in_service(transport, known);
+        if arrival == Arrival::Node && known.is(Owner::GuestOpened) {
+            // The peer's SYN: what follows it must not be taken for the guest's old connection.
+            remember::remember::<I>(&key, Owner::Node, false, Class::of(transport.kind));
+        }
+        return arrival;
     }
     let key = I::flow_key(datagram.source, protocol, ends);
     let is_established = transport.kind == Kind::Tcp && !transport.opens;

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use xkub_common::{
     counter::{Class, Event},
-    decide::Ends,
+    decide::{self, Ends},
     flow::{self, Flow, Owner},
     packet::{Kind, Transport},
     port::Port,
@@ -94,13 +94,18 @@ pub fn remember_node<I: Ip>(key: &I::FlowKey, class: Class) {
     }
 }
 
-/// Remembers that the guest opened a flow from G, out of a port of the service set.
+/// Remembers that the guest opened a flow from G, where its answers would go to N otherwise.
 #[inline(always)]
-pub fn remember_guest<I: Ip>(key: &I::FlowKey, transport: &Transport, class: Class) {
+pub fn remember_guest<I: Ip>(
+    key: &I::FlowKey,
+    transport: &Transport,
+    is_in_service: bool,
+    class: Class,
+) {
     let known = recall::<I>(key);
-    if !known.is_known() || known.is(Owner::GuestFound) {
-        remember::<I>(key, Owner::GuestOpened, !known.is_known(), class);
-        if let Some(port) = guest_port(transport.kind, transport.source) {
+    if let Some(owner) = decide::remember_guest(is_in_service, known) {
+        remember::<I>(key, owner, !known.is_known(), class);
+        if is_in_service && let Some(port) = guest_port(transport.kind, transport.source) {
             // SAFETY: a pointer into the map's only value, valid until the program ends; whoever races
             // with this writes the same.
             unsafe { *port = 1 };
@@ -117,7 +122,7 @@ pub fn may_be_guest(kind: Kind, local: Port) -> bool {
             // SAFETY: as in `remember_guest`.
             guest_port(kind, local).is_none_or(|port| unsafe { *port != 0 })
         }
-        Kind::Ports => true,
+        Kind::Ports | Kind::Answer => true,
         _ => false,
     }
 }

@@ -192,13 +192,104 @@ fn the_guests_own_flows_are_left_alone_even_from_a_port_of_the_service_set() {
                     "a stranger",
                 );
             }
-            // A new connection with the same ends is the peer's.
-            let again = Payload::tcp(443, 31_000, SYN);
+            // A new connection with the same ends is the peer's, all of it; and one after that the guest's again.
+            for flags in [SYN, ACK, ACK] {
+                let again = Payload::tcp(443, 31_000, flags);
+                datapath.expect(
+                    at,
+                    &frame(side.peer, side.guest, &again),
+                    &frame(side.peer, side.node, &again),
+                    "a connection of the peer's",
+                );
+            }
+            datapath.expect_unchanged(
+                At::EgressFirst,
+                &frame(side.guest, side.peer, &Payload::tcp(31_000, 443, SYN)),
+                "a SYN of the guest's",
+            );
+            datapath.expect_unchanged(
+                at,
+                &frame(side.peer, side.guest, &Payload::tcp(443, 31_000, SYN | ACK)),
+                "the answer to it",
+            );
+        }
+    }
+}
+
+#[test]
+fn a_flow_of_the_guests_is_not_taken_for_an_older_one_from_the_node_address() {
+    for at in INGRESS {
+        let mut datapath = Datapath::new(&dual());
+        for side in BOTH {
+            for (what, request, answers) in [
+                (
+                    "TCP",
+                    Payload::tcp(45_000, 443, SYN),
+                    [
+                        Payload::tcp(443, 45_000, SYN | ACK),
+                        Payload::tcp(443, 45_000, ACK),
+                    ],
+                ),
+                (
+                    "UDP",
+                    Payload::udp(45_001, 53),
+                    [Payload::udp(53, 45_001), Payload::udp(53, 45_001)],
+                ),
+                (
+                    "ping",
+                    Payload::echo(side, true, 99),
+                    [
+                        Payload::echo(side, false, 99),
+                        Payload::echo(side, false, 99),
+                    ],
+                ),
+            ] {
+                // Twice, for each takes it from the other.
+                for source in [side.node, side.guest, side.node, side.guest] {
+                    datapath.expect(
+                        At::EgressFirst,
+                        &frame(source, side.peer, &request),
+                        &frame(side.guest, side.peer, &request),
+                        what,
+                    );
+                    for answer in &answers {
+                        datapath.expect(
+                            at,
+                            &frame(side.peer, side.guest, answer),
+                            &frame(side.peer, source, answer),
+                            &format!("the answer to {what} from {source}"),
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_guests_own_pings_are_left_alone_though_icmp_belongs_to_the_service_set() {
+    for at in INGRESS {
+        let mut config = dual();
+        config.services.protocols.insert(crate::packets::ICMP);
+        config.services.protocols.insert(crate::packets::ICMPV6);
+        let mut datapath = Datapath::new(&config);
+        for side in BOTH {
+            datapath.expect_unchanged(
+                At::EgressFirst,
+                &frame(side.guest, side.peer, &Payload::echo(side, true, 5)),
+                "a ping of the guest's",
+            );
+            datapath.expect_unchanged(
+                at,
+                &frame(side.peer, side.guest, &Payload::echo(side, false, 5)),
+                "the answer to it",
+            );
+            let ping = Payload::echo(side, true, 6);
             datapath.expect(
                 at,
-                &frame(side.peer, side.guest, &again),
-                &frame(side.peer, side.node, &again),
-                "a SYN of the peer's",
+                &frame(side.peer, side.guest, &ping),
+                &frame(side.peer, side.node, &ping),
+                "a ping of the peer's",
             );
         }
     }
