@@ -92,12 +92,8 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
         && decide::opens_guest(maps::services(), &transport)
     {
         // Only in the first place: the last one cannot tell these from what the first translated.
-        let is_in_service = decide::in_service(
-            maps::services(),
-            protocol,
-            transport.kind,
-            transport.source,
-        );
+        let is_in_service =
+            decide::in_service(maps::services(), protocol, transport.kind, transport.source);
         remember::remember_guest::<I>(&key(), &transport, is_in_service, class);
     }
     if !from_node {
