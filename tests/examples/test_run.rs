@@ -2,6 +2,7 @@
 //! rounds. With `--json` prints rows as `cargo xtask bench` takes them.
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     reason = "a measurement that can't go on ends"
 )]

@@ -152,7 +152,7 @@ fn tags_options_padding_and_extension_headers_are_looked_behind() {
             .iter()
             .map(|kind| match kind {
                 51 => (51, vec![0; 22]),
-                _ => (*kind, vec![0, 0, 1, 4, 0, 0, 0, 0].repeat(2)[..14].to_vec()),
+                _ => (*kind, [0, 0, 1, 4, 0, 0, 0, 0].repeat(2)[..14].to_vec()),
             })
             .collect(),
         ..Shape::default()

@@ -11,7 +11,7 @@ fn big(source: u16, destination: u16) -> Payload {
     Payload::Udp {
         source,
         destination,
-        data: (0..3000u16).map(|n| n as u8).collect(),
+        data: (0..=u8::MAX).cycle().take(3000).collect(),
         checksum: true,
     }
 }

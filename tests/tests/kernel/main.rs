@@ -1,10 +1,11 @@
 //! The programs in the real kernel, through `BPF_PROG_TEST_RUN`: a packet goes in, the exact bytes that are
+//! expected come out.
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     reason = "a test that cannot go on fails"
 )]
-//! expected come out.
 
 mod checksums;
 mod counters;

@@ -90,8 +90,11 @@ fn truncated_at_every_byte() {
     }
 }
 
+/// Where bytes are changed, and what to.
+type Changes = [(usize, u8)];
+
 /// A frame with some bytes set, all the others right.
-fn broken(mut frame: Vec<u8>, changes: &[(usize, u8)]) -> Vec<u8> {
+fn broken(mut frame: Vec<u8>, changes: &Changes) -> Vec<u8> {
     for (at, value) in changes {
         frame[*at] = *value;
     }
@@ -103,7 +106,7 @@ fn contradictions() {
     let mut datapath = Datapath::new(&dual());
     let udp = Payload::vxlan(true);
     let tcp = Payload::tcp(40_000, 10_250, ACK);
-    let cases: [(&str, Side, &Payload, &[(usize, u8)]); 15] = [
+    let cases: [(&str, Side, &Payload, &Changes); 15] = [
         ("version 0", V4, &udp, &[(14, 0x05)]),
         ("version 6 in IPv4", V4, &udp, &[(14, 0x65)]),
         ("a header length of zero", V4, &udp, &[(14, 0x40)]),

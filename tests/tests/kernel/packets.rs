@@ -334,7 +334,7 @@ pub fn fragments(
                 payload.protocol(source.is_ipv6()),
                 chunk,
                 shape,
-                Some(fragment),
+                Some(&fragment),
             ));
             frame
         })
@@ -367,14 +367,14 @@ fn ip(
     protocol: u8,
     payload: &[u8],
     shape: &Shape,
-    fragment: Option<Fragment>,
+    fragment: Option<&Fragment>,
 ) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let length = 20 + shape.options.len();
             let mut header = vec![0x40 | u8::try_from(length / 4).unwrap(), 0];
             header.extend(u16::try_from(length + payload.len()).unwrap().to_be_bytes());
-            let (identification, bits) = match &fragment {
+            let (identification, bits) = match fragment {
                 Some(Fragment {
                     identification,
                     offset,
@@ -404,7 +404,7 @@ fn ip(
                 more,
             }) = fragment
             {
-                let mut body = (u16::try_from(offset).unwrap() | u16::from(more))
+                let mut body = (u16::try_from(*offset).unwrap() | u16::from(*more))
                     .to_be_bytes()
                     .to_vec();
                 body.extend(identification.to_be_bytes());

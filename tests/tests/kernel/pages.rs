@@ -26,9 +26,10 @@ fn tap() -> File {
     // SAFETY: zeroes are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
-        *to = from as libc::c_char;
+        *to = from.cast_signed();
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+    request.ifr_ifru.ifru_flags =
+        i16::try_from(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR).unwrap();
     // SAFETY: the request is a valid one and outlives the call.
     let result = unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETIFF, &raw const request) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
