@@ -167,6 +167,11 @@ pub fn run(arguments: &Datapath) -> Result<()> {
             println!("{line}");
         }
     }
+    for budget in BUDGETS {
+        if let Some(line) = judge_budget(&rows, budget) {
+            println!("{line}");
+        }
+    }
     if let Some(file) = &arguments.json {
         fs::write(file, serde_json::to_string_pretty(&rows)? + "\n")
             .with_context(|| format!("write {}", file.display()))?;
@@ -331,6 +336,34 @@ impl Goal {
             over.name()
         ))
     }
+}
+
+/// How many nanoseconds a packet may cost above an empty program on the same hook.
+const BUDGETS: [(&str, Variant, f64); 5] = [
+    ("vxlan-arrives-xdp", Variant::Xdp, 8.0),
+    ("vxlan-arrives-tc", Variant::Tcx, 18.0),
+    ("vxlan-leaves-tc", Variant::Tcx, 18.0),
+    ("guest-tcp-arrives-tc", Variant::Tcx, 15.0),
+    ("guest-tcp-leaves-tc", Variant::Tcx, 5.0),
+];
+
+/// A line for a person; nothing when it was not measured.
+fn judge_budget(rows: &[Row], (case, variant, budget): (&str, Variant, f64)) -> Option<String> {
+    let median = |variant: &str| {
+        rows.iter()
+            .find(|row| row.case == case && row.variant == variant)
+            .map(|row| row.median)
+    };
+    let cost = median(variant.name())? - median("empty")?;
+    let verdict = if cost <= budget {
+        "met".to_owned()
+    } else {
+        format!("missed by {:.0} ns", cost - budget)
+    };
+    Some(format!(
+        "goal: {case} of {} ≤ empty + {budget:.0} ns: + {cost:.0} ns, {verdict}",
+        variant.name()
+    ))
 }
 
 fn text(rows: &[Row]) -> String {
