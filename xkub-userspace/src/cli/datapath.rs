@@ -7,7 +7,7 @@ use serde::Serialize;
 use xkub_common::counter::{Class, Event, Family, Place};
 use xkub_userspace::{
     datapath::{
-        self, Cause, Counter, Datapath, Detached, Entry, Repair, Settings, Stats, Watched,
+        self, Cause, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Stats, Watched,
         settings::{
             DEFAULT_FLOW_ENTRIES, DualAddress, GuestAddress, IngressHook, parse_overlay_ports,
             parse_services,
@@ -239,6 +239,7 @@ fn watched_text(watched: &Watched) -> String {
             let cause = match cause {
                 Cause::Removed => "it was removed",
                 Cause::Overtaken => "somebody had overtaken us",
+                Cause::Alone => "the filters on clsact that it was behind are gone",
             };
             format!(
                 "{} is back in its place on {}: {cause}\n",
@@ -308,14 +309,7 @@ fn datapath_text(datapath: &Datapath) -> String {
 }
 
 fn head(datapath: &Datapath) -> Vec<Vec<String>> {
-    let mut rows = vec![row(
-        "hook",
-        format!(
-            "ingress {}, egress {} (first and last)",
-            datapath.hook.ingress.name(),
-            datapath.hook.egress.name()
-        ),
-    )];
+    let mut rows = vec![row("hook", hooks_text(datapath.hook))];
     for line in &datapath.addresses {
         rows.push(row(
             "address",
@@ -333,6 +327,24 @@ fn head(datapath: &Datapath) -> Vec<Vec<String>> {
         .collect();
     rows.push(row("overlay ports", or_none(&ports)));
     rows
+}
+
+fn hooks_text(hooks: Hooks) -> String {
+    let Hooks {
+        ingress,
+        egress_first,
+        egress_last,
+    } = hooks;
+    let egress = if egress_first == egress_last {
+        format!("{} (first and last)", egress_first.name())
+    } else {
+        format!(
+            "{} (first) and {} (last)",
+            egress_first.name(),
+            egress_last.name()
+        )
+    };
+    format!("ingress {}, egress {egress}", ingress.name())
 }
 
 fn or_none(words: &[String]) -> String {

@@ -7,8 +7,7 @@ use xkub_common::{config::Config, counter::Place, map};
 use super::{
     bpffs, capabilities,
     chain::{self, Attachment},
-    change::{Change, sweep},
-    clsact,
+    change::{Change, release_clsact, sweep},
     error::Error,
     hook::{Direction, Hook, PlaceExt as _},
     object::{self, Instance, MapShape, Maps, ObjectError},
@@ -130,8 +129,10 @@ impl Attaching<'_> {
         };
         self.clear_away(&standing)?;
         self.remove_old_addresses(orphans)?;
-        // Somebody may have attached at the same moment.
-        repair::repair(self.netlink, self.uplink, self.pins)?;
+        // Somebody may have attached at the same moment. All stands by now, if not where it should.
+        if let Err(error) = repair::repair(self.netlink, self.uplink, self.pins) {
+            notes.push(error.to_string());
+        }
         Ok(notes)
     }
 
@@ -166,16 +167,25 @@ impl Attaching<'_> {
     ) -> Result<(), Error> {
         let rungs = hooks_to_try(self.settings.ingress_hook);
         let mut is_tcx_missing = false;
+        let programs = self.pins.programs()?;
+        let others = chain::read(self.netlink, self.uplink, Direction::Egress, &programs)?;
         for (ingress, egress) in rungs {
             if *egress == Hook::Clsact {
                 require_no_foreign_tcx(self.netlink, self.uplink)?;
             }
             let result = instances.iter_mut().try_for_each(|(place, instance)| {
-                let hook = match place.direction() {
+                let rung = match place.direction() {
                     Direction::Ingress => *ingress,
                     Direction::Egress => *egress,
                 };
-                change.place(*place, hook, instance)
+                let hook = chain::hook_of(*place, rung, &others);
+                match change.place(*place, hook, instance) {
+                    // Last on its rung is better than nowhere.
+                    Err(Error::NoClsact { .. }) if hook != rung => {
+                        change.place(*place, rung, instance)
+                    }
+                    other => other,
+                }
             });
             match result {
                 // Found out with the first program, so that nothing stands yet.
@@ -280,14 +290,7 @@ impl Attaching<'_> {
         for removed in sweep(self.netlink, self.uplink, &self.pins.programs()?, standing)? {
             debug!(removed, "removed");
         }
-        let uses_clsact = standing
-            .iter()
-            .any(|attachment| matches!(attachment, Attachment::Clsact(_)));
-        if !uses_clsact && self.pins.is_clsact_ours() {
-            clsact::remove_qdisc_if_unused(self.netlink, self.uplink)?;
-            self.pins.unmark_clsact();
-        }
-        Ok(())
+        release_clsact(self.netlink, self.uplink, self.pins)
     }
 
     /// Takes from devices what is not the node address any more. `orphans` is what programs were for whose pins,

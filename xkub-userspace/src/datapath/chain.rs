@@ -6,7 +6,7 @@ use xkub_common::{counter::Place, program};
 use super::{
     clsact::{self, Slot},
     error::Error,
-    hook::{Direction, Hook},
+    hook::{Direction, Hook, PlaceExt as _},
     sys::{self, ProgramInfo},
 };
 use crate::{
@@ -30,6 +30,16 @@ pub struct Entry {
     pub ours: bool,
     #[serde(skip)]
     pub(super) attachment: Attachment,
+}
+
+impl Entry {
+    /// Of a filter on clsact.
+    pub(super) fn priority(&self) -> Option<u16> {
+        match self.attachment {
+            Attachment::Clsact(slot) => Some(slot.priority),
+            Attachment::Xdp | Attachment::Tcx { .. } => None,
+        }
+    }
 }
 
 /// How an entry can be taken away.
@@ -144,6 +154,21 @@ pub(super) fn is_in_place(chain: &[Entry], index: usize, is_last: bool) -> bool 
         .all(|entry| entry.ours || Some(entry.hook) != hook)
 }
 
+/// The hook that a place belongs on, when `rung` is what its direction is attached to. All of TCX runs before all
+/// filters on clsact, so that behind somebody's filters only a filter is last, unless one of theirs has the last
+/// priority. Should somebody's TCX program end the chain, neither hook's last place is reached.
+pub(super) fn hook_of(place: Place, rung: Hook, chain: &[Entry]) -> Hook {
+    let last_filter = chain
+        .iter()
+        .filter(|entry| !entry.ours)
+        .filter_map(Entry::priority)
+        .max();
+    match last_filter {
+        Some(priority) if place.stands_last() && priority < clsact::priority(place) => Hook::Clsact,
+        _ => rung,
+    }
+}
+
 /// The entries that stand before all of ours in running order, on any hook.
 pub(super) fn before_ours(chain: &[Entry]) -> &[Entry] {
     let first = chain.iter().position(|entry| entry.ours);
@@ -229,6 +254,41 @@ pub(super) mod tests {
             let chain = chain(texts);
             assert_eq!(is_in_place(&chain, index, false), is_first, "{texts:?}");
             assert_eq!(is_in_place(&chain, index, true), is_last, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_place_is_behind_filters_of_others() {
+        let tcx = ["tcx:xkub_egress#1", "tcx:cil#2", "tcx:xkub_egress#3"];
+        let clsact = ["tcx:xkub_egress#1", "clsact:cali#2", "clsact:xkub_egress#3"];
+        let alone = ["tcx:xkub_egress#1", "clsact:xkub_egress#3"];
+        for (texts, rung, last) in [
+            (&tcx[..], Hook::Tcx, Hook::Tcx),
+            (&clsact, Hook::Tcx, Hook::Clsact),
+            (&alone, Hook::Tcx, Hook::Tcx),
+            (&[], Hook::Tcx, Hook::Tcx),
+            (&tcx, Hook::Clsact, Hook::Clsact),
+            (&clsact, Hook::Clsact, Hook::Clsact),
+            (&alone, Hook::Clsact, Hook::Clsact),
+        ] {
+            let chain = chain(texts);
+            let hook = |place| hook_of(place, rung, &chain);
+            assert_eq!(hook(Place::EgressLast), last, "{texts:?} {rung:?}");
+            assert_eq!(hook(Place::EgressFirst), rung, "{texts:?}");
+            assert_eq!(hook(Place::Ingress), rung, "{texts:?}");
+        }
+    }
+
+    #[test]
+    fn behind_the_last_priority_is_nobody() {
+        let mut chain = chain(&["tcx:xkub_egress#1", "clsact:cali#2", "clsact:other#4"]);
+        for (priority, expected) in [(65534, Hook::Clsact), (65535, Hook::Tcx)] {
+            chain[2].attachment = Attachment::Clsact(Slot {
+                direction: Direction::Egress,
+                priority,
+                handle: 1,
+            });
+            assert_eq!(hook_of(Place::EgressLast, Hook::Tcx, &chain), expected);
         }
     }
 

@@ -128,6 +128,9 @@ impl<'a> Change<'a> {
                 let program = instance.classifier(place.program(hook))?;
                 if hook == Hook::Tcx {
                     self.place_tcx(place, program)?;
+                    let filters = filters_in(&self.chain(place.direction())?, place);
+                    self.finish
+                        .extend(filters.into_iter().map(Finish::DeleteFilter));
                 } else {
                     self.place_clsact(place, program)?;
                 }
@@ -191,16 +194,8 @@ impl<'a> Change<'a> {
             self.pins.mark_clsact()?;
         }
         let direction = place.direction();
-        let priority = clsact::priority(place);
         let chain = self.chain(direction)?;
-        let ours: Vec<Slot> = chain
-            .iter()
-            .filter(|entry| entry.ours)
-            .filter_map(|entry| match entry.attachment {
-                Attachment::Clsact(slot) if slot.priority == priority => Some(slot),
-                _ => None,
-            })
-            .collect();
+        let ours = filters_in(&chain, place);
         let kept = ours.iter().copied().find(|slot| {
             is_our_handle(slot.handle) && stands_right_in(&chain, place, Attachment::Clsact(*slot))
         });
@@ -222,7 +217,7 @@ impl<'a> Change<'a> {
                 .unwrap_or_default();
             let slot = Slot {
                 direction,
-                priority,
+                priority: clsact::priority(place),
                 handle,
             };
             clsact::add(program, &self.uplink.name, slot)
@@ -454,6 +449,33 @@ pub(super) fn sweep(
         }
     }
     Ok(removed)
+}
+
+/// Removes the clsact qdisc if it is ours, no place needs it, and nobody else's filters are on it.
+pub(super) fn release_clsact(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<(), Error> {
+    if !pins.is_clsact_ours() {
+        return Ok(());
+    }
+    for place in Place::ALL {
+        if pins.hook(*place)? == Hook::Clsact {
+            return Ok(());
+        }
+    }
+    clsact::remove_qdisc_if_unused(netlink, uplink)?;
+    pins.unmark_clsact();
+    Ok(())
+}
+
+/// Our filters that have a place's priority.
+fn filters_in(chain: &[Entry], place: Place) -> Vec<Slot> {
+    chain
+        .iter()
+        .filter(|entry| entry.ours)
+        .filter_map(|entry| match entry.attachment {
+            Attachment::Clsact(slot) if slot.priority == clsact::priority(place) => Some(slot),
+            _ => None,
+        })
+        .collect()
 }
 
 fn stands_right_in(chain: &[Entry], place: Place, attachment: Attachment) -> bool {

@@ -1,4 +1,4 @@
-//! Filters on the clsact qdisc, for kernels without TCX.
+//! Filters on the clsact qdisc, for kernels without TCX, and for the last place behind filters of others.
 //!
 //! Making and removing the qdisc loses packets that are on their way out at that moment: the kernel deactivates
 //! the interface's queues for it (`qdisc_graft`). Changes of filters lose none.
@@ -35,6 +35,11 @@ const LAST: u16 = u16::MAX;
 pub(super) const HANDLES: [u16; 2] = [0x786b, 0x786c];
 /// The qdisc that excludes clsact.
 const INGRESS: &str = "ingress";
+/// The parent of the filters at ingress. An ingress qdisc lists them for egress too.
+const AT_INGRESS: PacketHandle = PacketHandle {
+    major: 0xffff,
+    minor: PacketHandle::MIN_INGRESS,
+};
 /// The handle of an ingress or clsact qdisc.
 const QDISC_HANDLE: PacketHandle = PacketHandle {
     major: 0xffff,
@@ -108,6 +113,9 @@ fn filter_of(message: &TcMessage, direction: Direction) -> Option<Filter> {
     let handle = u32::from(message.header.handle);
     // Each priority is listed once by itself before its filters.
     if handle == 0 {
+        return None;
+    }
+    if direction == Direction::Egress && message.header.parent == AT_INGRESS {
         return None;
     }
     let kind = message
@@ -305,5 +313,13 @@ mod tests {
             });
             assert_eq!(filter, expected);
         }
+    }
+
+    #[test]
+    fn filters_on_an_ingress_qdisc_are_not_at_egress() {
+        let mut message = message(1, vec![TcAttribute::Kind("bpf".to_owned())]);
+        message.header.parent = AT_INGRESS;
+        assert_eq!(filter_of(&message, Direction::Egress), None);
+        assert!(filter_of(&message, Direction::Ingress).is_some());
     }
 }

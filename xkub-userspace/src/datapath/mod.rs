@@ -90,7 +90,8 @@ pub fn detach(uplink: Option<&str>) -> Result<Detached, Error> {
 }
 
 /// Keeps a datapath in its place until SIGTERM, SIGINT or its detachment: TCX programs are made first and last
-/// again, filters and the qdisc put back. `report` hears of everything.
+/// again, filters and the qdisc put back, the last place moved behind filters that come, and back when they go.
+/// `report` hears of everything.
 ///
 /// # Errors
 /// As [`show`]; [`Error::Wait`]. What fails later is reported, and tried again.

@@ -5,10 +5,10 @@ use serde::Serialize;
 use xkub_common::{counter::Place, map};
 
 use super::{
-    chain::{self, Attachment, is_in_place},
-    change::Change,
+    chain::{self, Attachment, Entry, is_in_place},
+    change::{Change, release_clsact},
     error::{Error, io_error},
-    hook::{Hook, PlaceExt as _},
+    hook::{Direction, Hook, PlaceExt as _},
     object::{self, Maps},
     pins::Pins,
     sys::LinkTarget,
@@ -21,7 +21,7 @@ pub struct Repair {
     /// The place.
     #[serde(serialize_with = "super::counters::place_name")]
     pub place: Place,
-    /// Its hook.
+    /// The hook that it is on now.
     pub hook: Hook,
     /// What was wrong.
     pub cause: Cause,
@@ -35,6 +35,8 @@ pub enum Cause {
     Removed,
     /// Somebody stood before us, or behind us at the last place.
     Overtaken,
+    /// The last place was behind somebody's filters on clsact, and they are gone.
+    Alone,
 }
 
 /// Looks at every place. Those where we don't stand as we should.
@@ -66,18 +68,30 @@ pub(super) fn faults(
             Some(LinkTarget::Other) => false,
             None => true,
         };
-        let cause = match position {
-            Some(index) if is_here => {
-                if is_in_place(&chain, index, place.stands_last()) {
-                    continue;
-                }
-                Cause::Overtaken
-            }
-            _ => Cause::Removed,
-        };
-        faults.push(Repair { place, hook, cause });
+        let rung = pins.hook(match place.direction() {
+            Direction::Ingress => Place::Ingress,
+            Direction::Egress => Place::EgressFirst,
+        })?;
+        faults.extend(fault(place, rung, &chain, position.filter(|_| is_here)));
     }
     Ok(faults)
+}
+
+/// What is wrong with a place, where its program stands being known, and its direction's rung.
+fn fault(place: Place, rung: Hook, chain: &[Entry], position: Option<usize>) -> Option<Repair> {
+    let hook = chain::hook_of(place, rung, chain);
+    let current = position.and_then(|index| Some((index, chain.get(index)?.hook)));
+    let cause = match current {
+        None => Cause::Removed,
+        Some((_, Hook::Clsact)) if hook != Hook::Clsact => Cause::Alone,
+        Some((index, current))
+            if current == hook && is_in_place(chain, index, place.stands_last()) =>
+        {
+            return None;
+        }
+        Some(_) => Cause::Overtaken,
+    };
+    Some(Repair { place, hook, cause })
 }
 
 /// Takes every place again where we don't stand as we should. What was done.
@@ -90,7 +104,10 @@ pub(super) fn repair(
     for fault in &faults {
         let mut change = Change::new(netlink, uplink, pins);
         match put_back(&mut change, pins, *fault) {
-            Ok(()) => drop(change.finish()?),
+            Ok(()) => {
+                change.finish()?;
+                release_clsact(netlink, uplink, pins)?;
+            }
             Err(error) => {
                 change.roll_back();
                 return Err(error);
@@ -125,4 +142,63 @@ fn put_back(change: &mut Change<'_>, pins: &Pins, fault: Repair) -> Result<(), E
     };
     let mut instance = object::load(&config, &maps)?;
     change.place(place, hook, &mut instance)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::chain::tests::chain, *};
+
+    #[test]
+    fn what_is_wrong_with_a_place_is_told_from_its_chain() {
+        let tcx = ["tcx:xkub_egress#1", "tcx:cil#2", "tcx:xkub_egress#3"];
+        let beside = ["tcx:xkub_egress#1", "tcx:xkub_egress#3", "clsact:cali#4"];
+        let behind = ["tcx:xkub_egress#1", "clsact:cali#4", "clsact:xkub_egress#3"];
+        let alone = ["tcx:xkub_egress#1", "clsact:xkub_egress#3"];
+        let overtaken = ["tcx:xkub_egress#1", "tcx:xkub_egress#3", "tcx:cil#2"];
+        let gone = ["tcx:xkub_egress#1", "tcx:cil#2"];
+        let gone_beside = ["tcx:xkub_egress#1", "clsact:cali#4"];
+        let old = [
+            "clsact:xkub_egress#1",
+            "clsact:cali#4",
+            "clsact:xkub_egress#3",
+        ];
+        for (texts, rung, position, expected) in [
+            (&tcx[..], Hook::Tcx, Some(2), None),
+            (
+                &beside,
+                Hook::Tcx,
+                Some(1),
+                Some((Hook::Clsact, Cause::Overtaken)),
+            ),
+            (&behind, Hook::Tcx, Some(2), None),
+            (&alone, Hook::Tcx, Some(1), Some((Hook::Tcx, Cause::Alone))),
+            (
+                &overtaken,
+                Hook::Tcx,
+                Some(1),
+                Some((Hook::Tcx, Cause::Overtaken)),
+            ),
+            (&gone, Hook::Tcx, None, Some((Hook::Tcx, Cause::Removed))),
+            (
+                &gone_beside,
+                Hook::Tcx,
+                None,
+                Some((Hook::Clsact, Cause::Removed)),
+            ),
+            (&old, Hook::Clsact, Some(2), None),
+            (&alone, Hook::Clsact, Some(1), None),
+        ] {
+            let place = Place::EgressLast;
+            let expected = expected.map(|(hook, cause)| Repair { place, hook, cause });
+            let fault = fault(place, rung, &chain(texts), position);
+            assert_eq!(fault, expected, "{texts:?} {rung:?}");
+        }
+        // The other places stay where they are.
+        for texts in [&beside[..], &behind, &alone] {
+            assert_eq!(
+                fault(Place::EgressFirst, Hook::Tcx, &chain(texts), Some(0)),
+                None
+            );
+        }
+    }
 }

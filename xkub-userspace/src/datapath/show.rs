@@ -12,6 +12,7 @@ use xkub_common::{
 
 use super::{
     chain::{self, Entry},
+    clsact,
     counters::{self, Counter},
     error::Error,
     hook::{Direction, Hook, PlaceExt as _},
@@ -57,13 +58,16 @@ pub struct Datapath {
     pub warnings: Vec<String>,
 }
 
-/// The hook of each direction.
+/// The hook of each place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Hooks {
     /// Of ingress.
     pub ingress: Hook,
-    /// Of egress, first and last.
-    pub egress: Hook,
+    /// Of egress, before all others.
+    pub egress_first: Hook,
+    /// Of egress, behind all others: clsact behind somebody's filters on it, even where the first is on TCX.
+    pub egress_last: Hook,
 }
 
 /// The addresses of one family.
@@ -145,7 +149,8 @@ pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Da
         ifindex: uplink.index,
         hook: Hooks {
             ingress: pins.hook(Place::Ingress)?,
-            egress: pins.hook(Place::EgressFirst)?,
+            egress_first: pins.hook(Place::EgressFirst)?,
+            egress_last: pins.hook(Place::EgressLast)?,
         },
         address_device: address_device(&holders, &wanted_devices),
         addresses,
@@ -287,19 +292,18 @@ fn chain_warnings(
                 names.join(" or ")
             ));
         }
-        let mut from_last = chain
+        let from_last = chain
             .egress
             .iter()
             .skip_while(|entry| entry.id != Some(last));
-        let ours = from_last.next().map(|entry| entry.hook);
         for entry in from_last.filter(|entry| !entry.ours) {
             warnings.push(format!(
                 "{} stands behind us at egress, so a node address that it chooses as a source is not translated: {}",
                 describe(entry),
-                if Some(entry.hook) == ours {
-                    "xkub datapath watch takes the last place again"
+                if entry.priority() == Some(clsact::priority(Place::EgressLast)) {
+                    "it has the last priority that there is; give it a smaller number"
                 } else {
-                    "clsact comes after TCX, so attach with --ingress-hook clsact if nobody uses TCX"
+                    "xkub datapath watch takes the last place again"
                 }
             ));
         }
@@ -413,6 +417,18 @@ mod tests {
                 ],
                 (1000, 1000),
                 &["cil_to_netdev (program 9, tcx) stands behind us at egress"],
+            ),
+            (
+                ingress,
+                &["tcx:xkub_egress#2", "tcx:xkub_egress#3", "clsact:cali#9"],
+                (1000, 1000),
+                &["cali (program 9, clsact) stands behind us at egress"],
+            ),
+            (
+                ingress,
+                &["tcx:xkub_egress#2", "clsact:cali#9", "clsact:xkub_egress#3"],
+                (1000, 1000),
+                &[],
             ),
         ] {
             let chains = Chains {

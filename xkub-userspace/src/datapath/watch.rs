@@ -224,7 +224,7 @@ impl Waiter {
     fn new() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let guard = runtime.enter();
-        // Filters and qdiscs that go; uplinks that come back.
+        // Filters that come, filters and qdiscs that go; uplinks that come back.
         let groups = [MulticastGroup::Tc, MulticastGroup::Link];
         let (connection, _, events) = rtnetlink::new_multicast_connection(&groups)?;
         let mut ticks = interval(PERIOD);
