@@ -3,9 +3,10 @@
 //! Assembled by hand and loaded through bpf(2), so that what xkub stands next to shares no line of code with it.
 
 use std::ffi::CString;
+use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 
 use anyhow::{Context as _, Result};
 
@@ -167,6 +168,51 @@ impl Foreign {
             _program: program,
         })
     }
+}
+
+/// Puts a program on clsact, as a CNI does where it can't or won't use TCX; the qdisc is made if there is none. It
+/// stays until it is removed by tc. `name` has at most 15 characters.
+///
+/// # Errors
+/// When the kernel refuses, or tc does.
+pub fn add_filter(
+    namespace: &Namespace,
+    device: &str,
+    direction: Direction,
+    priority: u16,
+    name: &str,
+    behaviour: Behaviour,
+) -> Result<()> {
+    let program = load(BPF_PROG_TYPE_SCHED_CLS, name, &assemble(behaviour))
+        .with_context(|| format!("load {name}"))?;
+    // tc takes pins alone. The namespace has a bpffs of its own.
+    let pin = format!("/sys/fs/bpf/{name}");
+    let seen_from_here = format!("/proc/{}/root{pin}", namespace.pid());
+    let path = CString::new(seen_from_here.as_str())?;
+    let attributes = PinAttributes {
+        path: path.as_ptr() as u64,
+        // A descriptor is never negative.
+        object: program.as_raw_fd().unsigned_abs(),
+        flags: 0,
+    };
+    bpf_call(BPF_OBJ_PIN, &attributes).with_context(|| format!("pin {name}"))?;
+    let direction = match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    };
+    // It may be there.
+    namespace.run(["tc", "qdisc", "add", "dev", device, "clsact"])?;
+    let priority = priority.to_string();
+    let place = ["dev", device, direction, "prio", &priority];
+    let program = ["bpf", "direct-action", "object-pinned", &pin];
+    let added = namespace.check(
+        ["tc", "filter", "add"]
+            .into_iter()
+            .chain(place)
+            .chain(program),
+    );
+    fs::remove_file(seen_from_here)?;
+    added.map(drop)
 }
 
 /// One eBPF instruction, laid out as the kernel's `struct bpf_insn`.
@@ -337,7 +383,17 @@ struct LinkAttributes {
     expected_revision: u64,
 }
 
+/// `BPF_OBJ_PIN` of `union bpf_attr`.
+#[derive(Debug)]
+#[repr(C)]
+struct PinAttributes {
+    path: u64,
+    object: u32,
+    flags: u32,
+}
+
 const BPF_PROG_LOAD: i32 = 5;
+const BPF_OBJ_PIN: i32 = 6;
 const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_TCX_INGRESS: u32 = 46;
@@ -387,14 +443,19 @@ fn load(program_type: u32, name: &str, instructions: &[Instruction]) -> Result<O
 }
 
 fn bpf<T>(command: i32, attributes: &T) -> io::Result<OwnedFd> {
+    let descriptor = bpf_call(command, attributes)?;
+    // SAFETY: the callers' commands return a new descriptor that nobody else knows.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn bpf_call<T>(command: i32, attributes: &T) -> io::Result<RawFd> {
     let size = size_of::<T>();
     // SAFETY: the attributes, and everything they point to, live until the call returns; the kernel only reads them.
-    let descriptor =
+    let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size) };
-    let descriptor = i32::try_from(descriptor).map_err(io::Error::other)?;
-    if descriptor < 0 {
+    let result = i32::try_from(result).map_err(io::Error::other)?;
+    if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both commands return a new descriptor that nobody else knows.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    Ok(result)
 }
