@@ -7,7 +7,7 @@ use xkub_common::{
 
 use crate::{
     harness::{At, Datapath, INGRESS, dual},
-    packets::{ACK, BOTH, ESP, IPIP, Payload, SYN, V4, frame},
+    packets::{ACK, BOTH, ESP, IPIP, Payload, SCTP, SYN, V4, frame},
 };
 
 #[test]
@@ -267,9 +267,10 @@ fn a_flow_of_the_guests_is_not_taken_for_an_older_one_from_the_node_address() {
 }
 
 #[test]
-fn the_guests_own_pings_are_left_alone_though_icmp_belongs_to_the_service_set() {
+fn the_guests_own_flows_are_left_alone_though_their_protocol_belongs_to_the_service_set() {
     for at in INGRESS {
         let mut config = dual();
+        config.services.protocols.insert(SCTP);
         config.services.protocols.insert(crate::packets::ICMP);
         config.services.protocols.insert(crate::packets::ICMPV6);
         let mut datapath = Datapath::new(&config);
@@ -282,6 +283,21 @@ fn the_guests_own_pings_are_left_alone_though_icmp_belongs_to_the_service_set() 
             datapath.expect_unchanged(
                 at,
                 &frame(side.peer, side.guest, &Payload::echo(side, false, 5)),
+                "the answer to it",
+            );
+            let sctp = |source, destination| Payload::Sctp {
+                source,
+                destination,
+                data: vec![1; 12],
+            };
+            datapath.expect_unchanged(
+                At::EgressFirst,
+                &frame(side.guest, side.peer, &sctp(7, 8)),
+                "SCTP of the guest's",
+            );
+            datapath.expect_unchanged(
+                at,
+                &frame(side.peer, side.guest, &sctp(8, 7)),
                 "the answer to it",
             );
             let ping = Payload::echo(side, true, 6);

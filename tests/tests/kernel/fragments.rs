@@ -4,7 +4,7 @@ use xkub_common::counter::{Class, Event, Family, Place};
 
 use crate::{
     harness::{At, Datapath, INGRESS, dual},
-    packets::{BOTH, Payload, Shape, V4, fragments},
+    packets::{BOTH, GRE, Payload, Shape, V4, fragments},
 };
 
 fn big(source: u16, destination: u16) -> Payload {
@@ -27,18 +27,24 @@ fn every_fragment_leaves_from_the_guest_address() {
                 ..Shape::default()
             },
         ] {
-            let payload = big(5000, 6000);
-            let sent = fragments(side.node, side.peer, &payload, &shape, 42, 1024);
-            let expected = fragments(side.guest, side.peer, &payload, &shape, 42, 1024);
-            assert_eq!(sent.len(), 3);
-            // In any order.
-            for index in [2, 0, 1] {
-                datapath.expect(
-                    At::EgressFirst,
-                    &sent[index],
-                    &expected[index],
-                    "a fragment",
-                );
+            let ping = Payload::Icmp {
+                kind: if side.node.is_ipv4() { 8 } else { 128 },
+                code: 0,
+                rest: (0..=u8::MAX).cycle().take(3000).collect(),
+            };
+            for payload in [big(5000, 6000), ping] {
+                let sent = fragments(side.node, side.peer, &payload, &shape, 42, 1024);
+                let expected = fragments(side.guest, side.peer, &payload, &shape, 42, 1024);
+                assert_eq!(sent.len(), 3);
+                // In any order.
+                for index in [2, 0, 1] {
+                    datapath.expect(
+                        At::EgressFirst,
+                        &sent[index],
+                        &expected[index],
+                        "a fragment",
+                    );
+                }
             }
         }
     }
@@ -63,6 +69,45 @@ fn later_fragments_follow_the_first() {
             let payload = big(50_000, 5353);
             for fragment in fragments(side.peer, side.guest, &payload, &Shape::default(), 8, 1024) {
                 datapath.expect_unchanged(at, &fragment, "a fragment of another datagram");
+            }
+        }
+    }
+}
+
+#[test]
+fn fragments_of_another_datagram_do_not_follow() {
+    for at in INGRESS {
+        let mut datapath = Datapath::new(&dual());
+        for side in BOTH {
+            let stranger = if side.peer.is_ipv4() {
+                "10.244.9.9"
+            } else {
+                "fd00:244:9::9"
+            }
+            .parse()
+            .unwrap();
+            let pieces = |peer, payload: &Payload, identification| {
+                fragments(
+                    peer,
+                    side.guest,
+                    payload,
+                    &Shape::default(),
+                    identification,
+                    1024,
+                )
+            };
+            let service = big(50_000, 8473);
+            datapath.run(at, &pieces(side.peer, &service, 7)[0]);
+            let other_protocol = Payload::Raw {
+                protocol: GRE,
+                data: vec![1; 3000],
+            };
+            for (what, pieces) in [
+                ("another identification", pieces(side.peer, &service, 8)),
+                ("another sender", pieces(stranger, &service, 7)),
+                ("another protocol", pieces(side.peer, &other_protocol, 7)),
+            ] {
+                datapath.expect_unchanged(at, &pieces[1], what);
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd, AsRawFd as _},
+    path::Path,
 };
 
 use aya::{
@@ -71,32 +72,10 @@ pub struct Datapath {
     ingress: Instance,
     first: Instance,
     last: Instance,
-    _pins: Pins,
 }
 
-/// A bpffs of our own for the maps that the instances share.
-struct Pins(tempfile::TempDir);
-
-impl Pins {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        nix::mount::mount(
-            Some("bpf"),
-            directory.path(),
-            Some("bpf"),
-            nix::mount::MsFlags::empty(),
-            None::<&str>,
-        )
-        .unwrap();
-        Self(directory)
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
-    }
-}
+/// Where this thread's bpffs is, for the maps that the instances share.
+const BPFFS: &str = "/sys/fs/bpf";
 
 impl Datapath {
     pub fn new(config: &Config) -> Self {
@@ -105,12 +84,11 @@ impl Datapath {
 
     pub fn with_flow_entries(config: &Config, flow_entries: u32) -> Self {
         enter_namespace();
-        let pins = Pins::new();
         let maps = Maps {
             flow_entries,
             pins: map::PINNED
                 .into_iter()
-                .map(|name| (name, pins.0.path().join(name)))
+                .map(|name| (name, Path::new(BPFFS).join(name)))
                 .collect(),
         };
         let instance = |place| {
@@ -122,7 +100,6 @@ impl Datapath {
             ingress: instance(Place::Ingress),
             first: instance(Place::EgressFirst),
             last: instance(Place::EgressLast),
-            _pins: pins,
         }
     }
 
@@ -223,9 +200,17 @@ impl Datapath {
     }
 }
 
-/// A network namespace of this thread's own, its loopback up and holding N.
+/// A network namespace of this thread's own, its loopback up and holding N and G, and a mount namespace with a bpffs of
+/// its own. Both are gone when the thread is.
 fn enter_namespace() {
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    use nix::{
+        mount::{MsFlags, mount},
+        sched::{CloneFlags, unshare},
+    };
+    const NONE: Option<&str> = None;
+    unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).unwrap();
+    mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).unwrap();
+    mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), NONE).unwrap();
     for arguments in [
         "link set lo up".to_owned(),
         format!("address add {N4}/32 dev lo"),

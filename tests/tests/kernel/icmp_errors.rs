@@ -137,6 +137,23 @@ fn an_error_about_the_guests_own_packet_is_left_alone() {
 }
 
 #[test]
+fn an_error_about_a_packet_of_somebody_elses_is_left_alone() {
+    for at in INGRESS {
+        let mut datapath = Datapath::new(&dual());
+        for side in BOTH {
+            for payload in [Payload::vxlan(true), Payload::tcp(10_250, 40_000, ACK)] {
+                let quote = packet(side.peer, side.peer, &payload, &Shape::default());
+                datapath.expect_unchanged(
+                    at,
+                    &frame(side.peer, side.guest, &error(side, &quote)),
+                    "an error about a packet that the guest did not send",
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn an_error_about_a_flow_that_the_guest_opened_from_a_service_port_is_left_alone() {
     let mut datapath = Datapath::new(&dual());
     let payload = Payload::tcp(10_250, 443, SYN);

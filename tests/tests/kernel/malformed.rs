@@ -106,7 +106,7 @@ fn contradictions() {
     let mut datapath = Datapath::new(&dual());
     let udp = Payload::vxlan(true);
     let tcp = Payload::tcp(40_000, 10_250, ACK);
-    let cases: [(&str, Side, &Payload, &Changes); 15] = [
+    let cases: [(&str, Side, &Payload, &Changes); 16] = [
         ("version 0", V4, &udp, &[(14, 0x05)]),
         ("version 6 in IPv4", V4, &udp, &[(14, 0x65)]),
         ("a header length of zero", V4, &udp, &[(14, 0x40)]),
@@ -150,6 +150,12 @@ fn contradictions() {
             &[(38, 0x40), (39, 0)],
         ),
         ("a TCP header length of zero", V4, &tcp, &[(46, 0)]),
+        (
+            "a TCP header longer than the packet",
+            V4,
+            &tcp,
+            &[(46, 0xf0)],
+        ),
         ("version 4 in IPv6", V6, &udp, &[(14, 0x40)]),
         (
             "a payload length beyond the frame",

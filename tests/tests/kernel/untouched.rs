@@ -1,5 +1,10 @@
 //! What must not be touched: whatever uses G and has nothing to do with N.
 
+use xkub_common::{
+    config::{AddressesV4, AddressesV6},
+    counter::{Event, Place},
+};
+
 use crate::{
     harness::{At, Datapath, INGRESS, dual},
     packets::{ACK, BOTH, GATEWAY4, Payload, SYN, Side, V4, V6, frame},
@@ -142,6 +147,35 @@ fn dhcp() {
             &frame("fe80::1".parse().unwrap(), V6.guest, &server),
             "DHCPv6",
         );
+    }
+}
+
+/// Zeroes, which an address that is not configured holds, are an address too.
+#[test]
+fn a_client_without_an_address_where_its_family_is_not_configured() {
+    for side in BOTH {
+        let mut config = dual();
+        let (source, destination, client) = if side.node.is_ipv4() {
+            config.v4 = AddressesV4::NONE;
+            ("0.0.0.0", "255.255.255.255", Payload::udp(68, 67))
+        } else {
+            config.v6 = AddressesV6::NONE;
+            ("::", "ff02::1", Payload::udp(546, 547))
+        };
+        let mut datapath = Datapath::new(&config);
+        let packet = frame(
+            source.parse().unwrap(),
+            destination.parse().unwrap(),
+            &client,
+        );
+        datapath.expect_unchanged(At::EgressFirst, &packet, "a client without an address");
+        for (event, expected) in [
+            (Event::Passed, 1),
+            (Event::Translated, 0),
+            (Event::Remembered, 0),
+        ] {
+            assert_eq!(datapath.events(Place::EgressFirst, event), expected);
+        }
     }
 }
 
