@@ -7,6 +7,7 @@
 //! before that is installed. The `xkub` binary is therefore called as a program, never linked: see [`xkub`].
 
 pub mod foreign;
+pub mod guest;
 pub mod masquerade;
 pub mod namespace;
 pub mod row;

@@ -137,6 +137,21 @@ impl Builder {
     /// # Errors
     /// Without root, or when `ip` or `nft` is missing or refuses something.
     pub fn build(self) -> Result<Masquerade> {
+        let Pods {
+            fabric,
+            client,
+            launchers: [one, two],
+        } = self.pods()?;
+        Ok(Masquerade {
+            fabric,
+            client,
+            nodes: [self.node(1, one)?, self.node(2, two)?],
+            mtu: self.mtu,
+        })
+    }
+
+    /// The part of the lab that is the same whatever the guests are.
+    pub(crate) fn pods(&self) -> Result<Pods> {
         let plain = |name: &str| Namespace::builder(name).standing(self.standing).build();
         let fabric = plain("fabric")?;
         let client = plain("client")?;
@@ -145,16 +160,24 @@ impl Builder {
             no_duplicate_detection(&client)?;
         }
         self.connect_client(&fabric, &client)?;
-        let nodes = [self.node(0, &fabric)?, self.node(1, &fabric)?];
+        let launcher = |number: usize| -> Result<Namespace> {
+            let launcher = plain(&format!("launcher{number}"))?;
+            if self.ipv6 {
+                no_duplicate_detection(&launcher)?;
+            }
+            self.connect_pod(number, &launcher, &fabric)
+                .with_context(|| format!("pod network of launcher{number}"))?;
+            Ok(launcher)
+        };
+        let launchers = [launcher(1)?, launcher(2)?];
         fabric.sysctl("net/ipv4/ip_forward", "1")?;
         if self.ipv6 {
             fabric.sysctl("net/ipv6/conf/all/forwarding", "1")?;
         }
-        Ok(Masquerade {
+        Ok(Pods {
             fabric,
             client,
-            nodes,
-            mtu: self.mtu,
+            launchers,
         })
     }
 
@@ -181,37 +204,29 @@ impl Builder {
         Ok(())
     }
 
-    fn node(&self, index: usize, fabric: &Namespace) -> Result<Node> {
-        let number = index + 1;
-        let launcher = Namespace::builder(format!("launcher{number}"))
-            .standing(self.standing)
-            .build()?;
+    fn node(&self, number: usize, launcher: Namespace) -> Result<Node> {
         let mut guest = Namespace::builder(format!("guest{number}")).standing(self.standing);
         if !self.bpffs {
             guest = guest.without_bpffs();
         }
-        let guest = guest.build()?;
         let node = Node {
             number,
             launcher,
-            guest,
+            guest: guest.build()?,
         };
         if self.ipv6 {
-            no_duplicate_detection(&node.launcher)?;
             no_duplicate_detection(&node.guest)?;
         }
-        self.connect_pod(&node, fabric)
-            .with_context(|| format!("pod network of launcher{number}"))?;
         self.connect_guest(&node)
             .with_context(|| format!("masquerade binding of guest{number}"))?;
         Ok(node)
     }
 
     /// The pod's side as an infra CNI makes it: one address, a first hop of link scope.
-    fn connect_pod(&self, node: &Node, fabric: &Namespace) -> Result<()> {
-        let (number, mtu) = (node.number, self.mtu);
-        let (address, address6) = (node.node_v4(), node.node_v6());
-        let pid = node.launcher.pid();
+    fn connect_pod(&self, number: usize, launcher: &Namespace, fabric: &Namespace) -> Result<()> {
+        let mtu = self.mtu;
+        let (address, address6) = (NODE_V4[number - 1], NODE_V6[number - 1]);
+        let pid = launcher.pid();
         // A locked route MTU is what a forwarding kernel obeys and reports (ip_dst_mtu_maybe_forward); a smaller device
         // MTU on a veth would drop what comes back without a word.
         let hop = self
@@ -222,7 +237,7 @@ impl Builder {
              link set pod{number} up\n\
              route add {address} dev pod{number}{hop}\n"
         ))?;
-        node.launcher.ip(&format!(
+        launcher.ip(&format!(
             "addr add {address}/32 dev eth0\n\
              link set eth0 up\n\
              route add {FABRIC_V4} dev eth0 scope link\n\
@@ -233,7 +248,7 @@ impl Builder {
                 "addr add {FABRIC_LINK_LOCAL}/64 dev pod{number} nodad\n\
                  route add {address6} dev pod{number}{hop}\n"
             ))?;
-            node.launcher.ip(&format!(
+            launcher.ip(&format!(
                 "addr add {address6}/128 dev eth0 nodad\n\
                  route add default via {FABRIC_LINK_LOCAL} dev eth0\n"
             ))?;
@@ -241,7 +256,28 @@ impl Builder {
         Ok(())
     }
 
-    /// What virt-handler does in the pod (pkg/network/setup/netpod), and what DHCP does in the guest.
+    /// What virt-handler does in the pod (pkg/network/setup/netpod); `tap` are the `ip` commands that make `tap0`.
+    pub(crate) fn bind(&self, launcher: &Namespace, tap: &str) -> Result<()> {
+        let mtu = self.mtu;
+        launcher.ip(&format!(
+            "link add k6t-eth0 address 02:00:00:00:00:00 mtu {mtu} type bridge\n\
+             addr add {GATEWAY_V4}/24 dev k6t-eth0\n\
+             {tap}\n\
+             link set tap0 mtu {mtu} master k6t-eth0 up\n\
+             link set k6t-eth0 mtu {mtu} up\n"
+        ))?;
+        launcher.sysctl("net/ipv4/ip_forward", "1")?;
+        launcher.sysctl("net/ipv4/conf/k6t-eth0/route_localnet", "1")?;
+        launcher.nft(NAT_V4)?;
+        if self.ipv6 {
+            launcher.ip(&format!("addr add {GATEWAY_V6}/120 dev k6t-eth0 nodad\n"))?;
+            launcher.sysctl("net/ipv6/conf/all/forwarding", "1")?;
+            launcher.nft(NAT_V6)?;
+        }
+        Ok(())
+    }
+
+    /// The guest on its launcher, and what DHCP does in the guest.
     fn connect_guest(&self, node: &Node) -> Result<()> {
         let Node {
             launcher,
@@ -252,25 +288,18 @@ impl Builder {
         let pid = guest.pid();
         // The guest gets the pod NIC's hardware address (pkg/virt-launcher, domainspec/generators.go).
         let mac = launcher.mac("eth0")?;
-        launcher.ip(&format!(
-            "link add k6t-eth0 address 02:00:00:00:00:00 mtu {mtu} type bridge\n\
-             addr add {GATEWAY_V4}/24 dev k6t-eth0\n\
-             link add tap0 mtu {mtu} type veth peer name {UPLINK} address {mac} mtu {mtu} netns {pid}\n\
-             link set tap0 master k6t-eth0 up\n\
-             link set k6t-eth0 mtu {mtu} up\n"
-        ))?;
-        launcher.sysctl("net/ipv4/ip_forward", "1")?;
-        launcher.sysctl("net/ipv4/conf/k6t-eth0/route_localnet", "1")?;
-        launcher.nft(NAT_V4)?;
+        self.bind(
+            launcher,
+            &format!(
+                "link add tap0 mtu {mtu} type veth peer name {UPLINK} address {mac} mtu {mtu} netns {pid}"
+            ),
+        )?;
         guest.ip(&format!(
             "addr add {GUEST_V4}/24 dev {UPLINK}\n\
              link set {UPLINK} up\n\
              route add default via {GATEWAY_V4} dev {UPLINK}\n"
         ))?;
         if self.ipv6 {
-            launcher.ip(&format!("addr add {GATEWAY_V6}/120 dev k6t-eth0 nodad\n"))?;
-            launcher.sysctl("net/ipv6/conf/all/forwarding", "1")?;
-            launcher.nft(NAT_V6)?;
             guest.ip(&format!(
                 "addr add {GUEST_V6}/120 dev {UPLINK} nodad\n\
                  route add default via {GATEWAY_V6} dev {UPLINK}\n"
@@ -344,6 +373,14 @@ table ip6 nat {
 }
 ";
 
+/// The infra cluster's side: pods without guests.
+#[derive(Debug)]
+pub(crate) struct Pods {
+    pub(crate) fabric: Namespace,
+    pub(crate) client: Namespace,
+    pub(crate) launchers: [Namespace; 2],
+}
+
 /// The lab, until it is dropped.
 #[derive(Debug)]
 pub struct Masquerade {
@@ -410,49 +447,17 @@ impl Masquerade {
     /// When `ip` or `bridge` refuses something.
     pub fn add_overlay(&self, overlay: &Overlay) -> Result<()> {
         let [one, two] = &self.nodes;
-        let Overlay {
-            name,
-            vni,
-            port,
-            underlay,
-            source,
-            checksum,
-        } = overlay;
-        let (overhead, zero_checksum) = match underlay {
-            Family::V4 => (VXLAN_OVERHEAD_V4, "noudpcsum"),
-            Family::V6 => (VXLAN_OVERHEAD_V6, "udp6zerocsumtx udp6zerocsumrx"),
-        };
-        let checksum = match (checksum, underlay) {
-            (false, _) => zero_checksum,
-            (true, Family::V4) => "udpcsum",
-            (true, Family::V6) => "noudp6zerocsumtx noudp6zerocsumrx",
-        };
-        let mtu = self.mtu - overhead;
         for node in [one, two] {
-            let local = match source {
-                Source::NodeAddress => format!("local {}", node.node_address(*underlay)),
-                // Naming the other family's peer is enough for the kernel to open the right socket.
-                Source::ByRoute if *underlay == Family::V6 => "local ::".to_owned(),
-                Source::ByRoute => String::new(),
-            };
             node.guest
-                .ip(&format!(
-                    "link add {name} mtu {mtu} type vxlan id {vni} {local} dstport {port} nolearning {checksum}\n\
-                     addr add {}/24 dev {name}\n\
-                     link set {name} up\n",
-                    overlay.address(node)
-                ))
-                .with_context(|| format!("overlay {name} in guest{}", node.number))?;
+                .ip(&overlay.device(node.number, self.mtu))
+                .with_context(|| format!("overlay {} in guest{}", overlay.name, node.number))?;
         }
         for (node, peer) in [(one, two), (two, one)] {
-            let mac = peer.guest.mac(name)?;
-            let remote = peer.node_address(*underlay).to_string();
-            node.guest.ip(&format!(
-                "neigh replace {} lladdr {mac} dev {name}\n",
-                overlay.address(peer)
-            ))?;
+            let mac = peer.guest.mac(overlay.name)?;
+            node.guest.ip(&overlay.neighbour(peer.number, &mac))?;
+            let fdb = overlay.forwarding(peer.number, &mac);
             node.guest
-                .check(["bridge", "fdb", "append", &mac, "dev", name, "dst", &remote])?;
+                .check(["bridge"].into_iter().chain(fdb.split_whitespace()))?;
         }
         Ok(())
     }
@@ -560,11 +565,78 @@ impl Overlay {
     /// A node's address on the overlay.
     #[must_use]
     pub fn address(&self, node: &Node) -> Ipv4Addr {
+        self.address_of(node.number)
+    }
+
+    /// The address of node 1 or node 2 on the overlay.
+    #[must_use]
+    pub fn address_of(&self, number: usize) -> Ipv4Addr {
         let third = match self.underlay {
             Family::V4 => 0,
             Family::V6 => 6,
         };
-        Ipv4Addr::new(172, 31, third, u8::try_from(node.number).unwrap_or(u8::MAX))
+        Ipv4Addr::new(172, 31, third, u8::try_from(number).unwrap_or(u8::MAX))
+    }
+
+    /// The `ip` commands that make the device in guest `number` of a pod network with `mtu`.
+    pub(crate) fn device(&self, number: usize, mtu: u32) -> String {
+        let Self {
+            name,
+            vni,
+            port,
+            underlay,
+            source,
+            checksum,
+        } = self;
+        let (overhead, zero_checksum) = match underlay {
+            Family::V4 => (VXLAN_OVERHEAD_V4, "noudpcsum"),
+            Family::V6 => (VXLAN_OVERHEAD_V6, "udp6zerocsumtx udp6zerocsumrx"),
+        };
+        let checksum = match (checksum, underlay) {
+            (false, _) => zero_checksum,
+            (true, Family::V4) => "udpcsum",
+            (true, Family::V6) => "noudp6zerocsumtx noudp6zerocsumrx",
+        };
+        let mtu = mtu - overhead;
+        let local = match source {
+            Source::NodeAddress => format!("local {}", node_address(number, *underlay)),
+            // Naming the other family's peer is enough for the kernel to open the right socket.
+            Source::ByRoute if *underlay == Family::V6 => "local ::".to_owned(),
+            Source::ByRoute => String::new(),
+        };
+        format!(
+            "link add {name} mtu {mtu} type vxlan id {vni} {local} dstport {port} nolearning {checksum}\n\
+             addr add {}/24 dev {name}\n\
+             link set {name} up\n",
+            self.address_of(number)
+        )
+    }
+
+    /// The `ip` command that makes guest `peer` known to the other one; `mac` is that of its overlay device.
+    pub(crate) fn neighbour(&self, peer: usize, mac: &str) -> String {
+        format!(
+            "neigh replace {} lladdr {mac} dev {}\n",
+            self.address_of(peer),
+            self.name
+        )
+    }
+
+    /// The `bridge` command that goes with [`Overlay::neighbour`].
+    pub(crate) fn forwarding(&self, peer: usize, mac: &str) -> String {
+        format!(
+            "fdb append {mac} dev {} dst {}\n",
+            self.name,
+            node_address(peer, self.underlay)
+        )
+    }
+}
+
+/// The node address of node 1 or node 2.
+#[must_use]
+pub fn node_address(number: usize, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => NODE_V4[number - 1].into(),
+        Family::V6 => NODE_V6[number - 1].into(),
     }
 }
 
@@ -600,10 +672,7 @@ impl Node {
     /// The node address of a family.
     #[must_use]
     pub fn node_address(&self, family: Family) -> IpAddr {
-        match family {
-            Family::V4 => self.node_v4().into(),
-            Family::V6 => self.node_v6().into(),
-        }
+        node_address(self.number, family)
     }
 
     /// Both node addresses as `--node-address` takes them.
@@ -680,30 +749,39 @@ impl Node {
     /// # Errors
     /// As [`Node::stats`], and when the counters are missing.
     pub fn packets(&self, place: &str, family: Option<Family>, event: &str) -> Result<u64> {
-        let stats = self.stats()?;
-        let rows = stats
-            .get("counters")
-            .and_then(serde_json::Value::as_array)
-            .context("stats without counters")?;
-        let text = |row: &serde_json::Value, key: &str| {
-            row.get(key)
-                .and_then(serde_json::Value::as_str)
-                .unwrap_or_default()
-                .to_ascii_lowercase()
-        };
-        let wanted_family = |found: &str| match family {
-            None => true,
-            Some(Family::V4) => found.ends_with('4'),
-            Some(Family::V6) => found.ends_with('6'),
-        };
-        Ok(rows
-            .iter()
-            .filter(|row| text(row, "place").starts_with(place))
-            .filter(|row| wanted_family(&text(row, "family")))
-            .filter(|row| text(row, "event") == event)
-            .filter_map(|row| row.get("packets")?.as_u64())
-            .sum())
+        count(&self.stats()?, place, family, event)
     }
+}
+
+/// Sums what `xkub datapath stats` printed, as [`Node::packets`] says.
+pub(crate) fn count(
+    stats: &serde_json::Value,
+    place: &str,
+    family: Option<Family>,
+    event: &str,
+) -> Result<u64> {
+    let rows = stats
+        .get("counters")
+        .and_then(serde_json::Value::as_array)
+        .context("stats without counters")?;
+    let text = |row: &serde_json::Value, key: &str| {
+        row.get(key)
+            .and_then(serde_json::Value::as_str)
+            .unwrap_or_default()
+            .to_ascii_lowercase()
+    };
+    let wanted_family = |found: &str| match family {
+        None => true,
+        Some(Family::V4) => found.ends_with('4'),
+        Some(Family::V6) => found.ends_with('6'),
+    };
+    Ok(rows
+        .iter()
+        .filter(|row| text(row, "place").starts_with(place))
+        .filter(|row| wanted_family(&text(row, "family")))
+        .filter(|row| text(row, "event") == event)
+        .filter_map(|row| row.get("packets")?.as_u64())
+        .sum())
 }
 
 /// What a skilled administrator would write instead of xkub: a stateless rewrite in nftables' netdev hooks.

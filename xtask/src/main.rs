@@ -9,6 +9,7 @@ mod setup;
 mod shell;
 mod table;
 mod test;
+mod vm;
 mod workspace;
 
 use std::path::PathBuf;
@@ -40,6 +41,8 @@ enum Task {
         #[command(subcommand)]
         action: lab::Action,
     },
+    /// Two QEMU guests behind masquerade for a person, with a shell in each.
+    Vm(vm::Vm),
     /// Show an overlay dead without xkub and alive with it.
     Demo(Demo),
     /// Format, lints, licences, unit, property, kernel and lab tests.
@@ -81,6 +84,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Setup => setup::run(setup::Purpose::Everything).map(|()| ExitCode::SUCCESS),
         Task::BuildEbpf { json } => build_ebpf::run(json).map(|()| ExitCode::SUCCESS),
         Task::Lab { action } => lab::run(action),
+        Task::Vm(vm) => vm::run(&vm),
         Task::Demo(demo) => demo::run(&demo),
         Task::Test => test::run(),
         Task::Bench { bench } => bench::run(&bench).map(|()| ExitCode::SUCCESS),

@@ -29,6 +29,8 @@ pub enum Purpose {
     Build,
     /// That, and running labs: demo and benchmarks.
     Lab,
+    /// That, and QEMU guests.
+    Guests,
     /// That, and what only `cargo xtask test` calls.
     Everything,
 }
@@ -65,6 +67,40 @@ const PROGRAMS: [Program; 5] = [
         name: "iperf3",
         package: "iperf3",
         purpose: "measures throughput",
+    },
+];
+
+/// What guests are made of, beside [`PROGRAMS`]. cpio is not among them: the initramfs is written by the lab itself.
+const GUEST_PROGRAMS: [Program; 6] = [
+    Program {
+        name: "qemu-system-x86_64",
+        package: "qemu-system-x86",
+        purpose: "runs guests",
+    },
+    Program {
+        name: "busybox",
+        package: "busybox-static",
+        purpose: "is the user space of guests",
+    },
+    Program {
+        name: "xz",
+        package: "xz-utils",
+        purpose: "unpacks kernel modules for guests",
+    },
+    Program {
+        name: "strip",
+        package: "binutils",
+        purpose: "makes xkub small enough for guests",
+    },
+    Program {
+        name: "ethtool",
+        package: "ethtool",
+        purpose: "switches offloads in the guest lab",
+    },
+    Program {
+        name: "bpftool",
+        package: "bpftool",
+        purpose: "counts the instructions of loaded programs in guests",
     },
 ];
 
@@ -130,11 +166,13 @@ pub fn run(purpose: Purpose) -> Result<()> {
 fn missing(purpose: Purpose) -> Vec<Missing> {
     let mut missing = Vec::new();
     if purpose != Purpose::Build {
-        for Program {
+        let guests = matches!(purpose, Purpose::Guests | Purpose::Everything);
+        let of_guests = GUEST_PROGRAMS.iter().filter(|_| guests);
+        for &Program {
             name,
             package,
             purpose,
-        } in PROGRAMS
+        } in PROGRAMS.iter().chain(of_guests)
         {
             if shell::find(name).is_none() {
                 missing.push(Missing::Package {
@@ -289,6 +327,7 @@ fn by_hand(missing: &[Missing]) -> String {
     let mut lines = vec!["by hand:".to_owned()];
     let programs: Vec<&str> = PROGRAMS
         .iter()
+        .chain(&GUEST_PROGRAMS)
         .filter(|program| package(program.package))
         .map(|program| program.name)
         .collect();

@@ -176,7 +176,8 @@ impl Iperf {
     }
 }
 
-fn parse(text: &str) -> Result<Measured> {
+/// Reads what `iperf3 --json` printed.
+pub(crate) fn parse(text: &str) -> Result<Measured> {
     let report: Value = serde_json::from_str(text).with_context(|| format!("not JSON: {text}"))?;
     if let Some(error) = report.get("error").and_then(Value::as_str) {
         return Err(anyhow!("iperf3: {error}"));

@@ -112,7 +112,7 @@ impl Ping {
 }
 
 /// Reads "3 packets transmitted, 2 received, …".
-fn parse(text: &str) -> Result<PingResult> {
+pub(crate) fn parse(text: &str) -> Result<PingResult> {
     let line = text
         .lines()
         .find(|line| line.contains("packets transmitted"))
