@@ -726,7 +726,7 @@ pub fn transport<P: Packet + ?Sized, A: Copy>(
             const ACK: u8 = 0x10;
             let tcp: TcpHeader = packet.read(at).ok_or(Malformed)?;
             let length = usize::from(tcp.offset >> 4) * 4;
-            if length < size_of::<TcpHeader>() || size_of::<TcpHeader>() > room {
+            if length < size_of::<TcpHeader>() || length > room {
                 return Err(Malformed);
             }
             let (source, destination) = (
