@@ -148,6 +148,21 @@ impl Namespace {
         Self::builder(name).build()
     }
 
+    /// The namespaces that this process is in; nothing ends when this is dropped.
+    ///
+    /// # Errors
+    /// Without `/proc`.
+    pub fn here() -> Result<Self> {
+        let pid = i32::try_from(std::process::id())?;
+        let (net, mounts) = open_namespaces(pid)?;
+        Ok(Self {
+            name: "here".to_owned(),
+            holder: Holder::Standing(pid),
+            net,
+            mounts,
+        })
+    }
+
     /// What the namespace is called in messages.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -1,6 +1,7 @@
 //! `bench`: measurements side by side, in interleaved rounds.
 
 mod datapath;
+mod guests;
 mod test_run;
 
 use std::path::PathBuf;
@@ -13,6 +14,8 @@ use clap::{Args, Subcommand};
 pub enum Bench {
     /// The datapath against no fix, iptables and nft: TCP and 64-byte UDP over VXLAN, and nanoseconds a packet.
     Datapath(Datapath),
+    /// Two QEMU guests without xkub, with it and with it on XDP: TCP and 64-byte UDP over VXLAN, and what it costs.
+    Guests(guests::Guests),
 }
 
 /// How to measure the datapath.
@@ -42,5 +45,6 @@ pub struct Datapath {
 pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Datapath(arguments) => datapath::run(arguments),
+        Bench::Guests(arguments) => guests::run(arguments),
     }
 }

@@ -9,6 +9,7 @@ mod setup;
 mod shell;
 mod table;
 mod test;
+mod test_vm;
 mod vm;
 mod workspace;
 
@@ -45,8 +46,8 @@ enum Task {
     Vm(vm::Vm),
     /// Show an overlay dead without xkub and alive with it.
     Demo(Demo),
-    /// Format, lints, licences, unit, property, kernel and lab tests.
-    Test,
+    /// Format, lints, licences, unit, property, kernel and lab tests, and a choice of those in QEMU guests.
+    Test(test::Test),
     /// Measure, side by side.
     Bench {
         #[command(subcommand)]
@@ -86,7 +87,8 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Lab { action } => lab::run(action),
         Task::Vm(vm) => vm::run(&vm),
         Task::Demo(demo) => demo::run(&demo),
-        Task::Test => test::run(),
+        Task::Test(test) if test.vm => test_vm::run(&test),
+        Task::Test(_) => test::run(),
         Task::Bench { bench } => bench::run(&bench).map(|()| ExitCode::SUCCESS),
     }
 }

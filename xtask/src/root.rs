@@ -17,6 +17,11 @@ pub fn is_root() -> bool {
 ///
 /// Only the part that needs root runs so; what was built stays the user's.
 pub fn start_again(arguments: &[&str]) -> Result<()> {
+    Err(command(arguments)?.exec()).context("start sudo")
+}
+
+/// This program with `arguments`, through sudo.
+pub fn command(arguments: &[&str]) -> Result<Command> {
     if shell::find("sudo").is_none() {
         bail!("network namespaces need root, and there is no sudo: run this as root");
     }
@@ -30,5 +35,6 @@ pub fn start_again(arguments: &[&str]) -> Result<()> {
             command.arg(format!("{variable}={value}"));
         }
     }
-    Err(command.arg(program).args(arguments).exec()).context("start sudo")
+    command.arg(program).args(arguments);
+    Ok(command)
 }

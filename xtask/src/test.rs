@@ -1,10 +1,13 @@
 //! `test`: sets up, runs everything, and ends with one line of figures over all of it.
 
 use std::io::{BufRead as _, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use xkub_tests::guest::matrix;
 use xkub_tests::skip::LOG_VARIABLE;
 use xkub_tests::xkub::BINARY_VARIABLE;
 
@@ -14,17 +17,74 @@ use crate::{build_ebpf, root, setup, workspace};
 /// Packages that build for the host: everything but the eBPF crate.
 const HOST_PACKAGES: [&str; 3] = ["--workspace", "--exclude", "xkub-ebpf"];
 
+/// What to test.
+#[derive(Debug, Args)]
+pub struct Test {
+    /// The whole matrix in QEMU guests on every kernel, with docs/compatibility.md written anew, and every fault in guests.
+    #[arg(long)]
+    pub vm: bool,
+    /// With --vm: these kernels alone (5.10, 6.1, 6.12, 7.2).
+    #[arg(long, requires = "vm", value_delimiter = ',')]
+    pub kernel: Vec<String>,
+    /// With --vm: only the cells whose name contains all these words, as `xdp ipv6 udp-3000`; nothing is written then.
+    #[arg(long, requires = "vm")]
+    pub filter: Option<String>,
+    /// Set when this program starts itself again as root: everything is installed and built, the binary is this one.
+    #[arg(long, hide = true, requires = "vm")]
+    pub prepared: Option<PathBuf>,
+    /// As above: where the figures go.
+    #[arg(long, hide = true, requires = "vm")]
+    pub tally: Option<PathBuf>,
+}
+
 /// What came out of one run or of all.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: Vec<String>,
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: Vec<String>,
     /// Names and reasons.
-    skipped: Vec<(String, String)>,
+    pub skipped: Vec<(String, String)>,
 }
 
 impl Tally {
-    fn add(&mut self, other: Self) {
+    /// Writes it down for [`Tally::load`].
+    pub fn save(&self, path: &Path) -> Result<()> {
+        std::fs::write(path, serde_json::to_string(self)?)
+            .with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Reads what another process wrote, and removes it.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        // It may be root's, in a folder that is ours.
+        let _ = std::fs::remove_file(path);
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Says what was skipped and what failed, and the figures as the last line.
+    pub fn report(&self) -> ExitCode {
+        println!();
+        for (name, reason) in &self.skipped {
+            println!("skipped: {name}: {reason}");
+        }
+        for name in &self.failed {
+            println!("failed: {name}");
+        }
+        println!(
+            "{} passed, {} failed, {} skipped",
+            self.passed,
+            self.failed.len(),
+            self.skipped.len()
+        );
+        if self.failed.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+
+    pub fn add(&mut self, other: Self) {
         let Self {
             passed,
             failed,
@@ -72,7 +132,7 @@ pub fn run() -> Result<ExitCode> {
     )?;
 
     match workspace::build_xkub(workspace::Profile::Debug) {
-        Ok(binary) => all.add(tests(&binary)?),
+        Ok(binary) => all.add(tests(&binary, &HOST_PACKAGES, &[])?),
         Err(error) => {
             say(format_args!("{error:#}"));
             all.failed
@@ -81,23 +141,11 @@ pub fn run() -> Result<ExitCode> {
     }
 
     println!();
-    for (name, reason) in &all.skipped {
-        println!("skipped: {name}: {reason}");
+    println!("left out, `cargo xtask test --vm` runs it:");
+    for line in matrix::left_out() {
+        println!("  {line}");
     }
-    for name in &all.failed {
-        println!("failed: {name}");
-    }
-    println!(
-        "{} passed, {} failed, {} skipped",
-        all.passed,
-        all.failed.len(),
-        all.skipped.len()
-    );
-    Ok(if all.failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(all.report())
 }
 
 /// A command that counts as one test.
@@ -113,16 +161,17 @@ fn check(all: &mut Tally, name: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Every libtest and doc test of the workspace.
-fn tests(binary: &std::path::Path) -> Result<Tally> {
+/// Every libtest and doc test of `packages`, with `variables` set.
+pub fn tests(binary: &Path, packages: &[&str], variables: &[(&str, &str)]) -> Result<Tally> {
     println!("=== tests");
     let log = SkipLog::new()?;
     let mut command = shell::cargo();
     command
         .current_dir(workspace::root()?)
         .arg("test")
-        .args(HOST_PACKAGES)
+        .args(packages)
         .arg("--no-fail-fast");
+    command.envs(variables.iter().copied());
     command
         .env(BINARY_VARIABLE, binary)
         .env(LOG_VARIABLE, &log.0);
@@ -133,12 +182,15 @@ fn tests(binary: &std::path::Path) -> Result<Tally> {
             std::env::consts::ARCH.to_uppercase()
         );
         let path = std::env::var("PATH").unwrap_or_default();
-        let variables = format!(
+        let mut settings = format!(
             "{BINARY_VARIABLE}={} {LOG_VARIABLE}={}",
             binary.display(),
             log.0.display()
         );
-        command.env(target, format!("sudo env PATH={path} {variables}"));
+        for (name, value) in variables {
+            settings = format!("{settings} {name}={value}");
+        }
+        command.env(target, format!("sudo env PATH={path} {settings}"));
     }
     // Errors of the compiler and names of test binaries go to standard error, results to standard output.
     let mut child = command

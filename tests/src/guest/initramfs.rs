@@ -51,14 +51,20 @@ const AGENT: &str = include_str!("agent.sh");
 ///
 /// # Errors
 /// When a program is missing; the error names it.
-pub fn build(kernel: &Kernel, folder: &Path) -> Result<PathBuf> {
+pub fn build(kernel: &Kernel, programs: &[PathBuf], folder: &Path) -> Result<PathBuf> {
     let mut image = Vec::new();
     image.extend(base()?);
     image.extend(modules(kernel)?);
     let mut archive = Archive::default();
     let binary = xkub::binary()?;
     archive.file("usr/sbin/xkub", &stripped(&binary)?, 0o755);
-    for library in libraries(&binary)? {
+    let mut needed = libraries(&binary)?;
+    for program in programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        archive.file(&format!("usr/sbin/{name}"), &stripped(program)?, 0o755);
+        needed.extend(libraries(program)?);
+    }
+    for library in needed {
         let inside = library.to_string_lossy().into_owned();
         archive.file(inside.trim_start_matches('/'), &fs::read(&library)?, 0o755);
     }
@@ -174,7 +180,10 @@ fn stripped(path: &Path) -> Result<Vec<u8>> {
     let metadata = fs::metadata(path)?;
     let mut key = DefaultHasher::new();
     (path, metadata.len(), metadata.modified()?).hash(&mut key);
-    let name = format!("xkub-{:016x}", key.finish());
+    // Without the hash that cargo appends to some names.
+    let program = path.file_name().unwrap_or_default().to_string_lossy();
+    let prefix = format!("stripped-{program}-");
+    let name = format!("{prefix}{:016x}", key.finish());
     let folder = cache()?.join("guest");
     let kept = folder.join(&name);
     if let Ok(bytes) = fs::read(&kept) {
@@ -184,7 +193,7 @@ fn stripped(path: &Path) -> Result<Vec<u8>> {
     let target = folder.path().join("xkub");
     run(Command::new("strip").arg("-o").args([&target, path]))?;
     let bytes = fs::read(&target)?;
-    forget_older("xkub-")?;
+    forget_older(&prefix)?;
     keep(&kept, &bytes)?;
     Ok(bytes)
 }

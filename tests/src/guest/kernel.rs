@@ -14,6 +14,27 @@ pub const FOLDER_VARIABLE: &str = "XKUB_KERNELS";
 /// Set to anything: look for newer kernels than the ones that were fetched before.
 pub const REFRESH_VARIABLE: &str = "XKUB_KERNELS_REFRESH";
 
+/// Names the kernels that tests in guests run on, `6.1,6.12`; without it each test has its own choice.
+pub const KERNELS_VARIABLE: &str = "XKUB_GUEST_KERNELS";
+
+/// The kernels that a test which makes sense on `possible` is to run on: those that [`KERNELS_VARIABLE`] names, else `usual`.
+///
+/// # Errors
+/// When the variable names a kernel that there is not.
+pub fn wanted(possible: &[Series], usual: &[Series]) -> Result<Vec<Series>> {
+    let Ok(names) = std::env::var(KERNELS_VARIABLE) else {
+        return Ok(usual.to_vec());
+    };
+    let mut wanted = Vec::new();
+    for name in names.split(',').filter(|name| !name.is_empty()) {
+        let series = Series::parse(name)?;
+        if possible.contains(&series) {
+            wanted.push(series);
+        }
+    }
+    Ok(wanted)
+}
+
 /// Kernels that xkub is tested with, oldest first. The datapath differs by what they have, not by their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Series {

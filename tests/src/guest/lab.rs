@@ -1,6 +1,7 @@
 //! The guest lab: the masquerade lab with QEMU guests where that has namespaces.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -30,6 +31,8 @@ pub struct LabBuilder {
     mtu: u32,
     cpus: u32,
     queues: u32,
+    offloads_change: bool,
+    programs: Vec<PathBuf>,
 }
 
 impl LabBuilder {
@@ -54,6 +57,20 @@ impl LabBuilder {
         self
     }
 
+    /// NICs that do not let the guest change what they do to received packets: virtio-net then refuses XDP.
+    #[must_use]
+    pub fn fixed_offloads(mut self) -> Self {
+        self.offloads_change = false;
+        self
+    }
+
+    /// A program of ours that guests are to have.
+    #[must_use]
+    pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.programs.push(path.into());
+        self
+    }
+
     /// Builds the lab and boots both guests.
     ///
     /// # Errors
@@ -64,6 +81,8 @@ impl LabBuilder {
             mtu,
             cpus,
             queues,
+            offloads_change,
+            programs,
         } = self;
         let infra = Masquerade::builder().mtu(mtu);
         let Pods {
@@ -83,6 +102,8 @@ impl LabBuilder {
                 queues,
                 mtu,
                 mac: launcher.mac("eth0")?,
+                offloads_change,
+                programs: programs.clone(),
             };
             let guest = Guest::start(&launcher, &kernel, hardware)?;
             let node = GuestNode {
@@ -131,6 +152,8 @@ impl Lab {
             mtu: DEFAULT_MTU,
             cpus: 1,
             queues: 1,
+            offloads_change: true,
+            programs: Vec::new(),
         }
     }
 
@@ -321,6 +344,15 @@ impl GuestNode {
              route add default via {GATEWAY_V4} dev {name}\n\
              route add default via {GATEWAY_V6} dev {name}"
         ))
+    }
+
+    /// Switches the guest off and on again, and does what DHCP does.
+    ///
+    /// # Errors
+    /// As [`Guest::reboot`].
+    pub fn reboot(&mut self) -> Result<()> {
+        self.guest.reboot(&self.launcher)?;
+        self.configure_uplink(UPLINK)
     }
 
     /// Runs `xkub` in the guest with the words of `arguments`.

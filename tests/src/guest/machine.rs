@@ -49,6 +49,10 @@ pub struct Hardware {
     pub mtu: u32,
     /// The NIC's hardware address.
     pub mac: String,
+    /// Whether the guest may change what the NIC does to received packets; a driver without that refuses XDP.
+    pub offloads_change: bool,
+    /// Programs of ours that it has beside the usual ones, in `/usr/sbin`.
+    pub programs: Vec<PathBuf>,
 }
 
 /// A running guest, killed when dropped.
@@ -91,7 +95,7 @@ impl Guest {
     /// When QEMU or a program for the guest is missing, or the guest does not come up; the error carries its console.
     pub fn start(launcher: &Namespace, kernel: &Kernel, hardware: Hardware) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("xkub-").tempdir()?;
-        let initramfs = initramfs::build(kernel, folder.path())?;
+        let initramfs = initramfs::build(kernel, &hardware.programs, folder.path())?;
         let process = switch_on(launcher, kernel, &hardware, &initramfs, folder.path())?;
         let guest = Self {
             hardware,
@@ -187,7 +191,7 @@ impl Guest {
         // The number of the process is also its group's, so that all of it can be ended.
         let log = "/tmp/background.$$";
         let text = self.check(&format!(
-            "setsid dash -c 'exec > {log}.out 2> {log}.err < /dev/null; {{ {}; }}; echo $? > {log}.status' & echo $!",
+            "setsid dash -c 'exec > {log}.out 2> {log}.err < /dev/null; ( {} ); echo $? > {log}.status' & echo $!",
             command.replace('\'', r"'\''")
         ))?;
         let process = text.trim().to_owned();
@@ -335,6 +339,8 @@ fn switch_on(
         queues,
         mtu,
         mac,
+        offloads_change,
+        programs: _,
     } = hardware;
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     // QEMU connects to sockets that are there already, so that nothing it says is lost.
@@ -351,6 +357,9 @@ fn switch_on(
     if *queues > 1 {
         netdev = format!("{netdev},queues={queues}");
         device = format!("{device},mq=on,vectors={}", vectors(*queues));
+    }
+    if !offloads_change {
+        device += ",ctrl_guest_offloads=off";
     }
     let console = console_path(folder, name);
     if let Some(folder) = console.parent() {

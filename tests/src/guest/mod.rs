@@ -6,6 +6,7 @@
 //! Nothing here is committed or built in: kernels come from Debian's archive ([`kernel`]), the user space of a guest is
 //! made of this machine's own programs ([`initramfs`]).
 
+pub mod bench;
 pub mod counters;
 pub mod initramfs;
 pub mod kernel;
@@ -13,8 +14,9 @@ pub mod lab;
 pub mod machine;
 pub mod matrix;
 mod qmp;
+pub mod report;
 mod serial;
 
-pub use kernel::{Kernel, Series};
+pub use kernel::{KERNELS_VARIABLE, Kernel, Series, wanted};
 pub use lab::{GuestNode, HostMode, Lab};
 pub use machine::Guest;

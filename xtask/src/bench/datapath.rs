@@ -366,7 +366,8 @@ fn judge_budget(rows: &[Row], (case, variant, budget): (&str, Variant, f64)) -> 
     ))
 }
 
-fn text(rows: &[Row]) -> String {
+/// Rows as a table for a person.
+pub fn text(rows: &[Row]) -> String {
     let head = [
         "case", "variant", "median", "min", "max", "unit", "rounds", "ratio", "to",
     ];
