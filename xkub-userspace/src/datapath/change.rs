@@ -94,13 +94,16 @@ impl<'a> Change<'a> {
 
     /// Puts an address on a device, unless it is there, in which case it is not ours to remove.
     pub fn add_address(&mut self, device: &AddressDevice, address: IpAddr) -> Result<(), Error> {
-        if device.add(self.netlink, address)? {
-            self.undo.push(Undo::RemoveAddress {
-                device: device.clone(),
-                address,
-            });
-            self.pins.mark_address(&device.name, address)?;
+        if device.has(self.netlink, address)? {
+            return Ok(());
         }
+        // The mark first: a process that is killed in between must not leave an address that nobody takes away.
+        self.undo.push(Undo::RemoveAddress {
+            device: device.clone(),
+            address,
+        });
+        self.pins.mark_address(&device.name, address)?;
+        device.add(self.netlink, address)?;
         Ok(())
     }
 
@@ -189,9 +192,11 @@ impl<'a> Change<'a> {
         place: Place,
         program: &mut SchedClassifier,
     ) -> Result<(), Error> {
-        if clsact::ensure_qdisc(self.netlink, self.uplink)? {
+        if !clsact::has_qdisc(self.netlink, self.uplink)? {
+            // The mark first, as for an address.
             self.undo.push(Undo::DeleteQdisc);
             self.pins.mark_clsact()?;
+            clsact::add_qdisc(self.uplink)?;
         }
         let direction = place.direction();
         let chain = self.chain(direction)?;

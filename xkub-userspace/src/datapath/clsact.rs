@@ -148,18 +148,21 @@ fn filter_of(message: &TcMessage, direction: Direction) -> Option<Filter> {
     })
 }
 
-/// Makes sure of the clsact qdisc. Whether it was made.
-pub(super) fn ensure_qdisc(netlink: &Netlink, uplink: &Uplink) -> Result<bool, Error> {
+/// Whether there is a clsact qdisc; an error where there is no room for one.
+pub(super) fn has_qdisc(netlink: &Netlink, uplink: &Uplink) -> Result<bool, Error> {
     match qdisc(netlink, uplink)?.as_deref() {
-        Some(INGRESS) => return Err(Error::IngressQdisc(uplink.name.clone())),
-        Some(_) => return Ok(false),
-        None => {}
+        Some(INGRESS) => Err(Error::IngressQdisc(uplink.name.clone())),
+        other => Ok(other.is_some()),
     }
+}
+
+/// Makes the clsact qdisc, unless there is one by now.
+pub(super) fn add_qdisc(uplink: &Uplink) -> Result<(), Error> {
     let error = match qdisc_add_clsact(&uplink.name) {
-        Ok(()) => return Ok(true),
+        Ok(()) => return Ok(()),
         Err(TcError::NetlinkError(error)) => match error.raw_os_error() {
             // Somebody was faster.
-            Some(libc::EEXIST) => return Ok(false),
+            Some(libc::EEXIST) => return Ok(()),
             // No such qdisc, and no module for it.
             Some(libc::ENOENT | libc::EOPNOTSUPP) => {
                 return Err(Error::NoClsact {

@@ -175,6 +175,16 @@ impl AddressDevice {
         }
     }
 
+    /// Whether the device holds an address as [`Self::add`] would put it there.
+    ///
+    /// # Errors
+    /// [`AddressDeviceError::Netlink`].
+    pub fn has(&self, netlink: &Netlink, address: IpAddr) -> Result<bool, AddressDeviceError> {
+        Ok(addresses(netlink)?
+            .iter()
+            .any(|message| self.holds(message, address)))
+    }
+
     /// Removes an address that [`Self::add`] put there. Whether it was there.
     ///
     /// # Errors
