@@ -121,6 +121,10 @@ pub struct Config {
     pub place: u32,
     /// The index of the place's first counter.
     pub counters: u32,
+    /// One packet in how many becomes a [`Sample`](crate::sample::Sample), by counter; 0: none.
+    pub sample: u32,
+    /// Keeps `services` on an 8-byte boundary.
+    pub reserved: u32,
     /// The service set.
     pub services: Services,
 }
@@ -132,6 +136,8 @@ impl Config {
         v6: AddressesV6::NONE,
         place: Place::Ingress as u32,
         counters: counter::base(Place::Ingress),
+        sample: 0,
+        reserved: 0,
         services: Services::EMPTY,
     };
 
@@ -148,7 +154,7 @@ const _: () = assert!(
 );
 const _: () = assert!(
     core::mem::offset_of!(Config, services)
-        == size_of::<AddressesV4>() + size_of::<AddressesV6>() + 8,
+        == size_of::<AddressesV4>() + size_of::<AddressesV6>() + 16,
     "no implicit padding before the services"
 );
 

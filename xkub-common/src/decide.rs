@@ -69,12 +69,13 @@ pub fn remember_node(services: &Services, protocol: u8, transport: &Transport) -
     }
 }
 
-/// Whether a packet that leaves from G may open a flow.
+/// Whether a packet that leaves from G makes its flow the guest's. In the service set every TCP packet does: its flow may
+/// be older than we are, or forgotten.
 #[must_use]
 #[inline(always)]
-pub fn opens_guest(services: &Services, transport: &Transport) -> bool {
+pub fn opens_guest(services: &Services, transport: &Transport, is_in_service: bool) -> bool {
     match transport.kind {
-        Kind::Tcp => transport.opens,
+        Kind::Tcp => transport.opens || is_in_service,
         Kind::Udp => !is_tunnel(services, transport),
         Kind::Ports | Kind::Query => true,
         _ => false,

@@ -17,6 +17,7 @@ pub mod decide;
 pub mod flow;
 pub mod packet;
 pub mod port;
+pub mod sample;
 
 /// The version of everything that outlives a process: map layouts and pin names. It is part of the pin
 /// path, because aya opens an existing pin without checking that its layout is the expected one.
@@ -55,8 +56,11 @@ pub mod map {
     /// One `u64` per CPU for each [`counter::index`](crate::counter::index).
     pub const COUNTERS: &str = "COUNTERS";
 
+    /// Packets for whoever monitors: a ring buffer of [`Sample`](crate::sample::Sample).
+    pub const SAMPLES: &str = "SAMPLES";
+
     /// Every map that outlives a program and is pinned.
-    pub const PINNED: [&str; 7] = [
+    pub const PINNED: [&str; 8] = [
         FLOWS_V4,
         FLOWS_V6,
         FRAGMENTS_V4,
@@ -64,6 +68,7 @@ pub mod map {
         GUEST_PORTS,
         SETTLED,
         COUNTERS,
+        SAMPLES,
     ];
     /// The read-only constants of one program instance: one [`Config`](crate::config::Config).
     /// Pinned apart, one for each program.

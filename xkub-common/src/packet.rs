@@ -227,9 +227,7 @@ pub struct Ipv4Header {
     pub destination: u32,
 }
 
-/// The header of the most common packet: TCP or UDP in untagged IPv4 without options that is not a fragment. `None`
-/// also where the transport header can't be read yet: a driver may leave all but the Ethernet header in pages, and the
-/// kernel pulls no more of it than it has looked at.
+/// The header of the most common packet: untagged IPv4 without options that is not a fragment.
 #[inline(always)]
 pub fn plain_ipv4<P: Packet + ?Sized>(packet: &P) -> Option<Ipv4Header> {
     const IPV4: u16 = ethertype::IPV4.to_be();
@@ -239,13 +237,7 @@ pub fn plain_ipv4<P: Packet + ?Sized>(packet: &P) -> Option<Ipv4Header> {
     let is_plain = ethertype == IPV4
         && header.version_length == VERSION_LENGTH
         && header.fragment & (MORE_V4 | OFFSET_V4) == 0;
-    let transport = EthHdr::LEN + Ipv4Hdr::LEN;
-    let is_whole = match header.protocol {
-        protocol::TCP => packet.read::<TcpHeader>(transport).is_some(),
-        protocol::UDP => packet.read::<UdpHeader>(transport).is_some(),
-        _ => false,
-    };
-    (is_plain && is_whole).then_some(header)
+    is_plain.then_some(header)
 }
 
 /// The end of an IPv4 header without options: all that a translation changes, and what lies before it on the same
@@ -289,6 +281,9 @@ impl Ipv4Header {
 const MORE_V4: u16 = 0x2000u16.to_be();
 /// The fragment offset, network byte order.
 const OFFSET_V4: u16 = 0x1fffu16.to_be();
+
+/// Where the transport header of a packet of that kind starts.
+pub const PLAIN_TRANSPORT: usize = EthHdr::LEN + Ipv4Hdr::LEN;
 
 /// Offsets in an IPv4 header.
 pub mod ipv4 {

@@ -53,7 +53,7 @@ fn what_is_remembered_when_it_leaves() {
         (TCP, tcp(45_000, 443, true), true, true),
         (TCP, tcp(45_000, 443, false), true, false),
         (TCP, tcp(10_250, 443, true), false, true),
-        (TCP, tcp(10_250, 443, false), false, false),
+        (TCP, tcp(10_250, 443, false), false, true),
         (TCP, tcp(45_000, 10_250, true), true, true),
         (UDP, udp(45_000, 53), true, true),
         (UDP, udp(30_053, 53), false, true),
@@ -78,7 +78,11 @@ fn what_is_remembered_when_it_leaves() {
             "{kind} {transport:?} from N"
         );
         assert_eq!(
-            opens_guest(&services(), &transport),
+            opens_guest(
+                &services(),
+                &transport,
+                in_service(&services(), kind, transport.kind, transport.source)
+            ),
             guest,
             "{kind} {transport:?} from G"
         );

@@ -388,18 +388,16 @@ fn every_icmp_message_is_known_for_what_it_is() {
 }
 
 #[test]
-fn the_straight_way_takes_what_it_can_read() {
+fn the_straight_way_takes_plain_packets() {
     let is_plain = |frame: &[u8]| plain_ipv4(frame).is_some();
     let (udp, tcp) = (v4(protocol::UDP, &udp(8)), v4(protocol::TCP, &tcp(5)));
-    assert!(is_plain(&udp) && is_plain(&udp[..V4 + 8]) && is_plain(&tcp[..V4 + 20]));
+    assert!(is_plain(&udp) && is_plain(&udp[..V4]) && is_plain(&tcp));
     for (what, frame) in [
-        ("half a UDP header", udp[..V4 + 7].to_vec()),
-        ("half a TCP header", tcp[..V4 + 19].to_vec()),
+        ("half an IPv4 header", udp[..V4 - 1].to_vec()),
         ("options", with(udp.clone(), &[(14, 0x46)])),
         ("a first fragment", with(udp.clone(), &[(20, 0x20)])),
         ("a later fragment", with(udp.clone(), &[(21, 1)])),
         ("another EtherType", with(udp, &[(12, 0x81)])),
-        ("ICMP", v4(protocol::ICMP, &[8; 8])),
     ] {
         assert!(!is_plain(&frame), "{what}");
     }

@@ -4,12 +4,12 @@ use network_types::eth::EthHdr;
 use xkub_common::{
     counter::{Class, Event, Family, Place},
     decide::{self, Ends},
-    packet::{self, Extent, Kind, REACH, ethertype, protocol},
+    packet::{self, Extent, Kind, REACH, TcpHeader, UdpHeader, ethertype, protocol},
 };
 
 use crate::{
     counters::Outcome,
-    frame::{Fault, Frame},
+    frame::{Frame, is_readable},
     icmp,
     ip::{Field, Ip, IpPacket, V4, V6},
     maps, neighbour, remember,
@@ -19,15 +19,16 @@ use crate::{
 /// Translates a frame that leaves, if it is of the most common kind: the same rules as for any other, for which
 /// the compiler knows all offsets.
 #[inline(always)]
-pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
+pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Outcome)> {
     let header = packet::plain_ipv4(frame)?;
-    #[expect(
-        clippy::match_same_arms,
-        reason = "two branches, each of which knows its protocol"
-    )]
+    // Two branches, each of which knows its protocol.
     let outcome = match header.protocol() {
-        protocol::TCP => ip::<V4, F>(frame, EthHdr::LEN, header),
-        protocol::UDP => ip::<V4, F>(frame, EthHdr::LEN, header),
+        protocol::TCP if is_readable::<TcpHeader, F>(frame) => {
+            ip::<V4, F>(frame, EthHdr::LEN, header)
+        }
+        protocol::UDP if is_readable::<UdpHeader, F>(frame) => {
+            ip::<V4, F>(frame, EthHdr::LEN, header)
+        }
         _ => return None,
     };
     Some((Family::V4, outcome))
@@ -35,77 +36,78 @@ pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
 
 /// Translates any frame that leaves.
 #[inline(always)]
-pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+pub fn any<F: Frame>(frame: &F) -> (Family, Outcome) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
-        return (
-            Family::Other,
-            Ok(Outcome::new(Event::Malformed, Class::Other)),
-        );
+        return (Family::Other, Outcome::new(Event::Malformed, Class::Other));
     };
     match link.ethertype {
         ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
         ethertype::IPV6 => (Family::V6, read_ip::<V6, F>(frame, link.network)),
-        ethertype::ARP => (Family::V4, neighbour::leaving(frame, link.network)),
-        _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
+        ethertype::ARP => (
+            Family::V4,
+            Outcome::of(neighbour::leaving(frame, link.network), Class::Neighbour),
+        ),
+        _ => (Family::Other, Outcome::new(Event::Passed, Class::Other)),
     }
 }
 
 #[inline(always)]
-fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Outcome {
     match frame.read(network) {
         Some(header) => ip::<I, F>(frame, network, header),
-        None => Ok(Outcome::new(Event::Malformed, Class::Other)),
+        None => Outcome::new(Event::Malformed, Class::Other),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<Outcome, Fault> {
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Outcome {
     if !I::enabled() {
-        return Ok(Outcome::new(Event::Passed, Class::Other));
+        return Outcome::new(Event::Passed, Class::Other);
     }
     let source = I::source(&header);
     let from_node = source == I::node();
     if !from_node && source != I::guest() {
-        return Ok(Outcome::new(Event::Passed, Class::Other));
+        return Outcome::new(Event::Passed, Class::Other);
     }
     let Ok(packet) = IpPacket::<I>::parse(frame, network, header, Extent::Told) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
+        return Outcome::new(Event::Malformed, Class::Other);
     };
     let Ok(transport) = packet::transport(frame, &packet.datagram) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
+        return Outcome::new(Event::Malformed, Class::Other);
     };
     let class = Class::of(transport.kind);
     if transport.kind == Kind::Error {
-        return icmp::leaving(frame, &packet);
+        return Outcome::of(icmp::leaving(frame, &packet), Class::IcmpError);
     }
     let Ok(destination) = I::final_destination(frame, &packet.datagram) else {
-        return Ok(Outcome::new(Event::Malformed, class));
+        return Outcome::new(Event::Malformed, class);
     };
     let protocol = packet.datagram.protocol;
+    let services = maps::services();
     let key = || I::flow_key(destination, protocol, Ends::leaving(&transport));
     if from_node {
-        if decide::remember_node(maps::services(), protocol, &transport) {
+        if decide::remember_node(services, protocol, &transport) {
             remember::remember_node::<I>(&key(), class);
         }
-    } else if maps::place() == Place::EgressFirst as u32
-        && decide::opens_guest(maps::services(), &transport)
-    {
+    } else if maps::place() == Place::EgressFirst as u32 {
         // Only in the first place: the last one cannot tell these from what the first translated.
         let is_in_service =
-            decide::in_service(maps::services(), protocol, transport.kind, transport.source);
-        remember::remember_guest::<I>(&key(), &transport, is_in_service, class);
+            decide::in_service(services, protocol, transport.kind, transport.source);
+        if decide::opens_guest(services, &transport, is_in_service) {
+            remember::remember_guest::<I>(&key(), &transport, is_in_service, class);
+        }
     }
     if !from_node {
-        return Ok(Outcome::new(Event::Passed, class));
+        return Outcome::new(Event::Passed, class);
     }
-    rewrite::packet(
+    let rewritten = rewrite::packet(
         frame,
         &packet,
         destination,
         &transport,
         Field::Source,
         Way::ToGuest,
-    )?;
-    Ok(Outcome::new(Event::Translated, class))
+    );
+    Outcome::of(rewritten.map(|()| Event::Translated), class)
 }

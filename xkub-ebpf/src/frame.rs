@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use xkub_common::{
     checksum,
-    packet::{Packet, Plain},
+    packet::{PLAIN_TRANSPORT, Packet, Plain},
 };
 
 /// A rewrite that broke off, the kernel having no memory to make the headers writable. The packet may
@@ -35,6 +35,13 @@ pub trait Frame: Packet {
     /// Says that the sum over the frame's bytes grew by `difference`, for a device that delivered the sum
     /// with the frame (`CHECKSUM_COMPLETE`).
     fn sum_grew(&self, difference: u32);
+}
+
+/// Whether the transport header behind a plain IPv4 header can be read as it is. A driver may leave all but the
+/// Ethernet header in pages, and the kernel pulls no more of it than it has looked at.
+#[inline(always)]
+pub fn is_readable<T: Plain, F: Frame>(frame: &F) -> bool {
+    frame.read::<T>(PLAIN_TRANSPORT).is_some()
 }
 
 /// A frame at a TC hook.
@@ -70,7 +77,9 @@ impl Packet for Tc {
                 (*self.0).len,
             )
         };
-        if data + bytes > end && data + (length as usize & 0xffff) > end {
+        // Packet pointers take no more than 16 bits.
+        let is_paged = length > 0xffff || data + (length as usize & 0xffff) > end;
+        if data + bytes > end && is_paged {
             // A failure shows as a read past the end.
             // SAFETY: the kernel passes a valid context.
             unsafe { helpers::bpf_skb_pull_data(self.0, length.min(bytes as u32)) };

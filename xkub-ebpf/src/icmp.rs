@@ -6,13 +6,12 @@
 
 use xkub_common::{
     checksum,
-    counter::{Class, Event},
+    counter::Event,
     decide::{self, Ends},
     packet::{self, DEEP_REACH, Extent, Kind, Malformed, transport},
 };
 
 use crate::{
-    counters::Outcome,
     frame::{Fault, Frame},
     ip::{Field, Ip, IpPacket},
     maps, remember,
@@ -30,15 +29,15 @@ fn quote<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<IpPacket<I>,
 
 /// Ingress rule 4: an error about a packet that left from N, and says G.
 #[inline(always)]
-pub fn arriving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outcome, Fault> {
+pub fn arriving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Event, Fault> {
     let Ok(quote) = quote::<I, F>(frame, error) else {
-        return Ok(malformed());
+        return Ok(Event::Malformed);
     };
     let Ok(transport) = packet::quoted_transport(frame, &quote.datagram) else {
-        return Ok(malformed());
+        return Ok(Event::Malformed);
     };
     if quote.datagram.source != I::guest() || transport.kind == Kind::Fragment {
-        return Ok(passed());
+        return Ok(Event::Passed);
     }
     let protocol = quote.datagram.protocol;
     let key = I::flow_key(
@@ -48,24 +47,24 @@ pub fn arriving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outco
     );
     let remembered = remember::recall::<I>(&key);
     if !decide::quoted_from_node(maps::services(), protocol, &transport, remembered) {
-        return Ok(passed());
+        return Ok(Event::Passed);
     }
     message_checksum::<I, F>(frame, error, 2, Way::ToNode)?;
     quote.write(frame, Field::Source, Way::ToNode)?;
     error.write(frame, Field::Destination, Way::ToNode)?;
-    Ok(translated())
+    Ok(Event::Translated)
 }
 
 /// Egress rules 1 and 3: an error that the guest sends, from N or about a packet that arrived for N.
 #[inline(always)]
-pub fn leaving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outcome, Fault> {
+pub fn leaving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Event, Fault> {
     let Ok(quote) = quote::<I, F>(frame, error) else {
-        return Ok(malformed());
+        return Ok(Event::Malformed);
     };
     let about_node = quote.datagram.destination == I::node();
     let from_node = error.datagram.source == I::node();
     if !about_node && !from_node {
-        return Ok(passed());
+        return Ok(Event::Passed);
     }
     message_checksum::<I, F>(
         frame,
@@ -79,7 +78,7 @@ pub fn leaving<I: Ip, F: Frame>(frame: &F, error: &IpPacket<I>) -> Result<Outcom
     if from_node {
         error.write(frame, Field::Source, Way::ToGuest)?;
     }
-    Ok(translated())
+    Ok(Event::Translated)
 }
 
 /// The ICMPv6 checksum covers the outer addresses, by its pseudo header, and the quoted ones, which no
@@ -100,16 +99,4 @@ fn message_checksum<I: Ip, F: Frame>(
         at,
         checksum::update(field, addresses * way.difference::<I>()),
     )
-}
-
-const fn malformed() -> Outcome {
-    Outcome::new(Event::Malformed, Class::IcmpError)
-}
-
-const fn passed() -> Outcome {
-    Outcome::new(Event::Passed, Class::IcmpError)
-}
-
-const fn translated() -> Outcome {
-    Outcome::new(Event::Translated, Class::IcmpError)
 }

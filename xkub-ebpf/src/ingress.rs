@@ -5,13 +5,16 @@ use xkub_common::{
     counter::{Class, Event, Family},
     decide::{self, Arrival, Ends},
     flow::Owner,
-    packet::{self, Datagram, Extent, Kind, Piece, REACH, Transport, ethertype, protocol},
+    packet::{
+        self, Datagram, Extent, Kind, Piece, REACH, TcpHeader, Transport, UdpHeader, ethertype,
+        protocol,
+    },
 };
 
 use crate::{
     counters::{Outcome, count},
     fragment,
-    frame::{Fault, Frame},
+    frame::{Frame, is_readable},
     icmp,
     ip::{Field, Ip, IpPacket, V4, V6},
     maps, remember,
@@ -21,15 +24,16 @@ use crate::{
 /// Translates a frame that arrives, if it is of the most common kind: the same rules as for any other, for which
 /// the compiler knows all offsets.
 #[inline(always)]
-pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
+pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Outcome)> {
     let header = packet::plain_ipv4(frame)?;
-    #[expect(
-        clippy::match_same_arms,
-        reason = "two branches, each of which knows its protocol"
-    )]
+    // Two branches, each of which knows its protocol.
     let outcome = match header.protocol() {
-        protocol::TCP => ip::<V4, F>(frame, EthHdr::LEN, header),
-        protocol::UDP => ip::<V4, F>(frame, EthHdr::LEN, header),
+        protocol::TCP if is_readable::<TcpHeader, F>(frame) => {
+            ip::<V4, F>(frame, EthHdr::LEN, header)
+        }
+        protocol::UDP if is_readable::<UdpHeader, F>(frame) => {
+            ip::<V4, F>(frame, EthHdr::LEN, header)
+        }
         _ => return None,
     };
     Some((Family::V4, outcome))
@@ -37,51 +41,45 @@ pub fn plain<F: Frame>(frame: &F) -> Option<(Family, Result<Outcome, Fault>)> {
 
 /// Translates any frame that arrives.
 #[inline(always)]
-pub fn any<F: Frame>(frame: &F) -> (Family, Result<Outcome, Fault>) {
+pub fn any<F: Frame>(frame: &F) -> (Family, Outcome) {
     frame.reach(REACH);
     let Ok(link) = packet::link(frame) else {
-        return (
-            Family::Other,
-            Ok(Outcome::new(Event::Malformed, Class::Other)),
-        );
+        return (Family::Other, Outcome::new(Event::Malformed, Class::Other));
     };
     match link.ethertype {
         ethertype::IPV4 => (Family::V4, read_ip::<V4, F>(frame, link.network)),
         ethertype::IPV6 => (Family::V6, read_ip::<V6, F>(frame, link.network)),
-        ethertype::ARP => (
-            Family::V4,
-            Ok(Outcome::new(Event::Passed, Class::Neighbour)),
-        ),
-        _ => (Family::Other, Ok(Outcome::new(Event::Passed, Class::Other))),
+        ethertype::ARP => (Family::V4, Outcome::new(Event::Passed, Class::Neighbour)),
+        _ => (Family::Other, Outcome::new(Event::Passed, Class::Other)),
     }
 }
 
 #[inline(always)]
-fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+fn read_ip<I: Ip, F: Frame>(frame: &F, network: usize) -> Outcome {
     match frame.read(network) {
         Some(header) => ip::<I, F>(frame, network, header),
-        None => Ok(Outcome::new(Event::Malformed, Class::Other)),
+        None => Outcome::new(Event::Malformed, Class::Other),
     }
 }
 
 #[inline(always)]
-fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<Outcome, Fault> {
+fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Outcome {
     if !I::enabled() || I::destination(&header) != I::guest() {
-        return Ok(Outcome::new(Event::Passed, Class::Other));
+        return Outcome::new(Event::Passed, Class::Other);
     }
     let Ok(packet) = IpPacket::<I>::parse(frame, network, header, Extent::Told) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
+        return Outcome::new(Event::Malformed, Class::Other);
     };
     let datagram = &packet.datagram;
     if datagram.routing != 0 {
         // We are a hop on its route, not its end.
-        return Ok(Outcome::new(Event::Passed, Class::Other));
+        return Outcome::new(Event::Passed, Class::Other);
     }
     let Ok(transport) = packet::transport(frame, datagram) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Other));
+        return Outcome::new(Event::Malformed, Class::Other);
     };
     let arrival = match transport.kind {
-        Kind::Error => return icmp::arriving(frame, &packet),
+        Kind::Error => return Outcome::of(icmp::arriving(frame, &packet), Class::IcmpError),
         Kind::Fragment => fragment::later::<I>(datagram),
         _ => {
             let own = arrival::<I, F>(frame, datagram, &transport);
@@ -94,17 +92,17 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Result<O
     };
     let class = Class::of(transport.kind);
     if arrival != Arrival::Node {
-        return Ok(Outcome::new(Event::Passed, class));
+        return Outcome::new(Event::Passed, class);
     }
-    rewrite::packet(
+    let rewritten = rewrite::packet(
         frame,
         &packet,
         datagram.destination,
         &transport,
         Field::Destination,
         Way::ToNode,
-    )?;
-    Ok(Outcome::new(Event::Translated, class))
+    );
+    Outcome::of(rewritten.map(|()| Event::Translated), class)
 }
 
 /// Where a packet with a transport header goes by itself; never [`Arrival::Lookup`].

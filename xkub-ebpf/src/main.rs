@@ -32,26 +32,39 @@ mod maps;
 mod neighbour;
 mod remember;
 mod rewrite;
+mod samples;
 
 use aya_ebpf::{
     bindings::{__sk_buff, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action, xdp_md},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use xkub_common::counter::{Class, Event, Family};
+use xkub_common::counter::Family;
 
 use crate::{
     counters::{Outcome, count},
-    frame::{Fault, Tc, Xdp},
+    frame::{Frame, Tc, Xdp},
 };
 
-/// Whether the frame goes on.
+/// Counts what became of a frame, and says whether it goes on.
 #[inline(always)]
-fn goes_on((family, outcome): (Family, Result<Outcome, Fault>)) -> bool {
-    let went_well = outcome.is_ok();
-    let Outcome { event, class } = outcome.unwrap_or(Outcome::new(Event::Dropped, Class::Other));
-    count(family, class, event);
-    went_well
+fn goes_on((family, outcome): (Family, Outcome)) -> bool {
+    count(family, outcome.class, outcome.event);
+    outcome.goes_on()
+}
+
+/// The same, and shows the frame to whoever monitors.
+#[inline(always)]
+fn goes_on_shown<F: Frame>(frame: &F, (family, outcome): (Family, Outcome)) -> bool {
+    let count = count(family, outcome.class, outcome.event);
+    samples::show(frame, family, outcome, count);
+    outcome.goes_on()
+}
+
+/// Whether frames may take the straight way, which shows none.
+#[inline(always)]
+fn is_unwatched() -> bool {
+    maps::sample() == 0
 }
 
 /// `TC_ACT_UNSPEC` is `TCX_NEXT`: the next program on the hook sees the packet too.
@@ -71,30 +84,32 @@ const fn xdp(goes_on: bool) -> u32 {
 
 #[classifier]
 pub fn xkub_ingress(context: TcContext) -> i32 {
-    let skb = context.skb.skb;
-    match ingress::plain(&Tc(skb)) {
+    let frame = Tc(context.skb.skb);
+    match is_unwatched().then(|| ingress::plain(&frame)).flatten() {
         Some(outcome) => tc(goes_on(outcome)),
-        None => tc_ingress_any(skb),
+        None => tc_ingress_any(frame.0),
     }
 }
 
 #[inline(never)]
 fn tc_ingress_any(skb: *mut __sk_buff) -> i32 {
-    tc(goes_on(ingress::any(&Tc(skb))))
+    let frame = Tc(skb);
+    tc(goes_on_shown(&frame, ingress::any(&frame)))
 }
 
 #[classifier]
 pub fn xkub_egress(context: TcContext) -> i32 {
-    let skb = context.skb.skb;
-    match egress::plain(&Tc(skb)) {
+    let frame = Tc(context.skb.skb);
+    match is_unwatched().then(|| egress::plain(&frame)).flatten() {
         Some(outcome) => tc(goes_on(outcome)),
-        None => tc_egress_any(skb),
+        None => tc_egress_any(frame.0),
     }
 }
 
 #[inline(never)]
 fn tc_egress_any(skb: *mut __sk_buff) -> i32 {
-    tc(goes_on(egress::any(&Tc(skb))))
+    let frame = Tc(skb);
+    tc(goes_on_shown(&frame, egress::any(&frame)))
 }
 
 #[xdp]
@@ -110,7 +125,8 @@ pub fn xkub_xdp_frags(context: XdpContext) -> u32 {
 
 #[inline(always)]
 fn xdp_ingress<const FRAGMENTS: bool>(context: *mut xdp_md) -> u32 {
-    match ingress::plain(&Xdp::<FRAGMENTS>(context)) {
+    let frame = Xdp::<FRAGMENTS>(context);
+    match is_unwatched().then(|| ingress::plain(&frame)).flatten() {
         Some(outcome) => xdp(goes_on(outcome)),
         None => xdp_ingress_any::<FRAGMENTS>(context),
     }
@@ -118,7 +134,8 @@ fn xdp_ingress<const FRAGMENTS: bool>(context: *mut xdp_md) -> u32 {
 
 #[inline(never)]
 fn xdp_ingress_any<const FRAGMENTS: bool>(context: *mut xdp_md) -> u32 {
-    xdp(goes_on(ingress::any(&Xdp::<FRAGMENTS>(context))))
+    let frame = Xdp::<FRAGMENTS>(context);
+    xdp(goes_on_shown(&frame, ingress::any(&frame)))
 }
 
 #[panic_handler]

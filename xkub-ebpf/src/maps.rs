@@ -3,12 +3,13 @@
 use aya_ebpf::{
     Global,
     macros::map,
-    maps::{Array, LruHashMap, PerCpuArray},
+    maps::{Array, LruHashMap, PerCpuArray, RingBuf},
 };
 use xkub_common::{
     config::{Config, Services},
     counter,
     flow::{self, Flow, FlowKeyV4, FlowKeyV6, Fragment, FragmentKeyV4, FragmentKeyV6, GuestPorts},
+    sample,
 };
 
 /// Set by the loader before the program is loaded; constant from then on.
@@ -37,6 +38,9 @@ pub static SETTLED: Array<u64> = Array::with_max_entries(flow::SETTLED, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::COUNT, 0);
 
+#[map]
+pub static SAMPLES: RingBuf = RingBuf::with_byte_size(sample::ROOM, 0);
+
 macro_rules! constant {
     ($($field:ident).+) => {
         // SAFETY: a pointer to a field of a static. Volatile, because the loader fills the static in
@@ -56,6 +60,12 @@ pub fn place() -> u32 {
 #[inline(always)]
 pub fn counters() -> u32 {
     constant!(counters)
+}
+
+/// One packet in how many is shown; 0: none.
+#[inline(always)]
+pub fn sample() -> u32 {
+    constant!(sample)
 }
 
 /// The service set.

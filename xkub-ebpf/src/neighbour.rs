@@ -5,12 +5,11 @@
 //! virt-launcher ignores a request that claims its own address: the gateway would never be found.
 
 use xkub_common::{
-    counter::{Class, Event},
+    counter::Event,
     packet::{self, arp},
 };
 
 use crate::{
-    counters::Outcome,
     frame::{Fault, Frame},
     ip::{Ip, V4},
 };
@@ -18,15 +17,15 @@ use crate::{
 /// Egress rule 2: the sender N becomes G; and so does the target of an announcement, which names its
 /// sender twice (RFC 5227 §3).
 #[inline(always)]
-pub fn leaving<F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
+pub fn leaving<F: Frame>(frame: &F, network: usize) -> Result<Event, Fault> {
     if !V4::enabled() {
-        return Ok(Outcome::new(Event::Passed, Class::Neighbour));
+        return Ok(Event::Passed);
     }
     let Ok(addresses) = packet::arp(frame, network) else {
-        return Ok(Outcome::new(Event::Malformed, Class::Neighbour));
+        return Ok(Event::Malformed);
     };
     let Some((sender, target)) = addresses.filter(|(sender, _)| *sender == V4::node()) else {
-        return Ok(Outcome::new(Event::Passed, Class::Neighbour));
+        return Ok(Event::Passed);
     };
     // An ARP message carries no checksum of its own, but the device's sum covers it.
     frame.sum_grew(V4::node_to_guest());
@@ -35,5 +34,5 @@ pub fn leaving<F: Frame>(frame: &F, network: usize) -> Result<Outcome, Fault> {
         frame.sum_grew(V4::node_to_guest());
         frame.write(network + arp::TARGET, V4::guest())?;
     }
-    Ok(Outcome::new(Event::Translated, Class::Neighbour))
+    Ok(Event::Translated)
 }

@@ -51,6 +51,10 @@ pub fn settle<I: Ip>(key: &I::FlowKey) {
     if let Some((word, slot)) = slot::<I>(key) {
         // SAFETY: as in `is_settled`.
         unsafe { *slot = word };
+        // Another CPU may have learnt better since we looked.
+        if recall::<I>(key).is(Owner::Node) {
+            unsettle::<I>(key);
+        }
     }
 }
 
@@ -75,13 +79,18 @@ fn slot<I: Ip>(key: &I::FlowKey) -> Option<(u64, *mut u64)> {
 /// Remembers a flow, whatever was remembered of it before.
 #[inline(always)]
 pub fn remember<I: Ip>(key: &I::FlowKey, owner: Owner, is_new: bool, class: Class) {
-    if owner == Owner::Node {
-        unsettle::<I>(key);
-    }
     match I::flows().insert(key, Flow::new(owner, now()), 0) {
-        Ok(()) if is_new => count(I::FAMILY, class, Event::Remembered),
+        Ok(()) if is_new => {
+            count(I::FAMILY, class, Event::Remembered);
+        }
         Ok(()) => {}
-        Err(_) => count(I::FAMILY, class, Event::Full),
+        Err(_) => {
+            count(I::FAMILY, class, Event::Full);
+        }
+    }
+    if owner == Owner::Node {
+        // Afterwards: whoever settles it now has read the map before.
+        unsettle::<I>(key);
     }
 }
 

@@ -1,13 +1,17 @@
 //! `xkub datapath …`.
 
-use std::{collections::BTreeMap, fmt::Write as _, thread, time::Duration};
+use std::{
+    collections::BTreeMap, fmt::Write as _, num::NonZeroU32, ops::ControlFlow, thread,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 use xkub_common::counter::{Class, Event, Family, Place};
 use xkub_userspace::{
     datapath::{
-        self, Cause, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Stats, Watched,
+        self, Cause, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Shown, Stats,
+        Watched,
         settings::{
             DEFAULT_FLOW_ENTRIES, DualAddress, GuestAddress, IngressHook, parse_overlay_ports,
             parse_services,
@@ -17,7 +21,7 @@ use xkub_userspace::{
 };
 
 use super::{
-    output::{Format, print, print_next},
+    output::{Format, print, print_next, print_while_read},
     table::table,
 };
 
@@ -43,6 +47,14 @@ pub enum Command {
     Detach(Uplink),
     /// Keep the datapath in its place until SIGTERM or SIGINT, which leave it attached
     Watch(Uplink),
+    /// Show packets as they go on, until SIGTERM or SIGINT
+    Monitor {
+        #[command(flatten)]
+        uplink: Uplink,
+        /// One packet in how many, of each kind that `stats` counts
+        #[arg(long, value_name = "N", default_value = "1", env = "XKUB_ONE_IN")]
+        one_in: NonZeroU32,
+    },
 }
 
 /// Which datapath is meant.
@@ -178,7 +190,44 @@ pub fn run(command: Command, format: Format) -> anyhow::Result<()> {
             print(format, "DatapathDetached", &detached, detached_text)
         }
         Command::Watch(Uplink { uplink }) => watch(uplink.as_deref(), format),
+        Command::Monitor {
+            uplink: Uplink { uplink },
+            one_in,
+        } => monitor(uplink.as_deref(), one_in, format),
     }
+}
+
+fn monitor(uplink: Option<&str>, one_in: NonZeroU32, format: Format) -> anyhow::Result<()> {
+    let mut result = Ok(());
+    datapath::monitor(uplink, one_in, |shown| {
+        match print_while_read(format, "DatapathPacket", &shown, shown_text) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(end) => {
+                result = end;
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    result
+}
+
+fn shown_text(shown: &Shown) -> String {
+    let Shown {
+        time,
+        place,
+        event,
+        family,
+        class,
+        ends,
+    } = shown;
+    let what = ends.map_or_else(|| family.name().to_owned(), |ends| ends.to_string());
+    format!(
+        "{:>12.6}  {:<12}  {:<10}  {:<10}  {what}\n",
+        time.as_secs_f64(),
+        place.name(),
+        event.name(),
+        class.name()
+    )
 }
 
 fn stats(uplink: Option<&str>, watch: bool, format: Format) -> anyhow::Result<()> {

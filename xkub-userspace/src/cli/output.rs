@@ -1,6 +1,9 @@
 //! Printing a document as JSON, as YAML, or for people.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    ops::ControlFlow,
+};
 
 use serde::Serialize;
 
@@ -56,27 +59,58 @@ pub fn print_next<T: Serialize>(
     body: &T,
     text: impl FnOnce(&T) -> String,
 ) -> anyhow::Result<()> {
+    write(&next(format, kind, body, text)?)
+}
+
+/// The same, for whoever has something to do before the process ends: breaks when nobody reads any more.
+pub fn print_while_read<T: Serialize>(
+    format: Format,
+    kind: &'static str,
+    body: &T,
+    text: impl FnOnce(&T) -> String,
+) -> ControlFlow<anyhow::Result<()>> {
+    let printed = next(format, kind, body, text).and_then(|text| Ok(write_all(&text)?));
+    match printed {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(error) if is_broken_pipe(&error) => ControlFlow::Break(Ok(())),
+        Err(error) => ControlFlow::Break(Err(error)),
+    }
+}
+
+fn next<T: Serialize>(
+    format: Format,
+    kind: &'static str,
+    body: &T,
+    text: impl FnOnce(&T) -> String,
+) -> anyhow::Result<String> {
     let document = Document {
         api_version: API_VERSION,
         kind,
         body,
     };
-    let printed = match format {
+    Ok(match format {
         Format::Text => text(body),
         Format::Json => serde_json::to_string(&document)? + "\n",
         Format::Yaml => format!("---\n{}", serde_saphyr::to_string(&document)?),
-    };
-    write(&printed)
+    })
 }
 
 fn write(text: &str) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
+    match write_all(text) {
         // Whoever reads has seen enough: `xkub … | head`.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => Ok(result?),
     }
+}
+
+fn write_all(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -12,6 +12,7 @@ mod counters;
 mod detach;
 mod error;
 mod hook;
+mod monitor;
 pub mod object;
 mod pins;
 mod repair;
@@ -21,6 +22,8 @@ mod sys;
 mod tcx;
 mod watch;
 mod xdp;
+
+use std::{num::NonZeroU32, ops::ControlFlow};
 
 use self::pins::Pins;
 pub use self::{
@@ -32,6 +35,7 @@ pub use self::{
     detach::Detached,
     error::Error,
     hook::{Direction, Hook, PlaceExt},
+    monitor::{Ends, Shown},
     repair::{Cause, Repair},
     settings::Settings,
     show::{AddressLine, Chains, Datapath, Hooks, MapLine, ProgramLine},
@@ -97,6 +101,19 @@ pub fn detach(uplink: Option<&str>) -> Result<Detached, Error> {
 /// As [`show`]; [`Error::Wait`]. What fails later is reported, and tried again.
 pub fn watch(uplink: Option<&str>, mut report: impl FnMut(Watched)) -> Result<(), Error> {
     watch::watch(&attached(uplink)?, &mut report)
+}
+
+/// Shows every `one_in`-th packet of each counter, as it goes on, until SIGTERM, SIGINT or `report` breaks. Packets that find no room in the
+/// ring buffer are not shown.
+///
+/// # Errors
+/// As [`show`]; [`Error::Wait`].
+pub fn monitor(
+    uplink: Option<&str>,
+    one_in: NonZeroU32,
+    mut report: impl FnMut(Shown) -> ControlFlow<()>,
+) -> Result<(), Error> {
+    monitor::monitor(&attached(uplink)?, one_in.get(), &mut report)
 }
 
 /// The uplink that is meant, if it has a datapath.

@@ -21,12 +21,13 @@ use std::{
 };
 
 use nix::fcntl::{Flock, FlockArg};
-use xkub_common::{LAYOUT_VERSION, counter::Place, program};
+use xkub_common::{LAYOUT_VERSION, counter::Place, map, program};
 
 use super::{
     bpffs::MOUNT_POINT,
     error::Error,
     hook::Hook,
+    object::Maps,
     sys::{self, LinkInfo, ProgramInfo},
 };
 
@@ -72,6 +73,17 @@ impl Pins {
 
     pub fn map(&self, name: &str) -> PathBuf {
         self.directory.join("maps").join(name)
+    }
+
+    /// The maps that are pinned, for one more instance to use.
+    pub fn shared_maps(&self) -> Maps {
+        Maps {
+            pins: map::PINNED
+                .into_iter()
+                .map(|name| (name, self.map(name)))
+                .collect(),
+            ..Maps::default()
+        }
     }
 
     pub fn link(&self, place: Place) -> PathBuf {

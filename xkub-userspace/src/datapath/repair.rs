@@ -2,14 +2,14 @@
 
 use aya::programs::SchedClassifier;
 use serde::Serialize;
-use xkub_common::{counter::Place, map};
+use xkub_common::counter::Place;
 
 use super::{
     chain::{self, Attachment, Entry, is_in_place},
     change::{Change, release_clsact},
     error::{Error, io_error},
     hook::{Direction, Hook, PlaceExt as _},
-    object::{self, Maps},
+    object,
     pins::Pins,
     sys::LinkTarget,
 };
@@ -133,14 +133,7 @@ fn put_back(change: &mut Change<'_>, pins: &Pins, fault: Repair) -> Result<(), E
         .pinned_program(place)?
         .ok_or(Error::Incomplete(place))?;
     let config = object::constants(&pins.constants(place), &info)?;
-    let maps = Maps {
-        pins: map::PINNED
-            .into_iter()
-            .map(|name| (name, pins.map(name)))
-            .collect(),
-        ..Maps::default()
-    };
-    let mut instance = object::load(&config, &maps)?;
+    let mut instance = object::load(&config, &pins.shared_maps())?;
     change.place(place, hook, &mut instance)
 }
 
