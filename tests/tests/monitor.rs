@@ -24,7 +24,9 @@ fn packets_are_shown_as_they_go_on() {
     // Until one is shown: the programs that show packets are swapped in while the first pings pass.
     let shown = xkub_tests::wait::wait_until("a packet to be shown", PATIENCE, || {
         Ping::to(overlay).run(&node.guest)?;
-        Ok(monitor.stdout().contains(r#""place":"egress-first","event":"translated","family":"ipv4","class":"udp""#))
+        Ok(monitor.stdout().contains(
+            r#""place":"egress-first","event":"translated","family":"ipv4","class":"udp""#,
+        ))
     });
     shown.unwrap();
     let text = monitor.stdout();
