@@ -12,8 +12,10 @@ use xkub_tests::skip_test;
 use xkub_tests::traffic::Capture;
 use xkub_tests::wait::wait_for;
 
-/// Kernels without and with TCX, as far as a plain run has time for them.
-const USUAL: [Series; 2] = [Series::V6_1, Series::V6_12];
+/// What a plain run has time for: a kernel with TCX where that makes no difference,
+const USUAL: [Series; 1] = [Series::V6_12];
+/// and one without as well where it does.
+const BOTH: [Series; 2] = [Series::V6_1, Series::V6_12];
 const TCX: [Series; 2] = [Series::V6_12, Series::V7_2];
 const CLSACT: [Series; 2] = [Series::V5_10, Series::V6_1];
 /// Emulated guests on a busy machine are slow.
@@ -162,7 +164,7 @@ fn somebody_writes_the_node_address_behind_us() {
 
 #[test]
 fn attach_is_killed_under_traffic() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+    on_kernels!(Series::ALL, BOTH, |lab| lab, |lab| {
         attach(&lab);
         let node = lab.node(0);
         let peer = OVERLAY.address_of(2);
@@ -236,16 +238,14 @@ fn the_node_address_changes_under_traffic() {
         .unwrap();
         let server = node
             .guest
-            .spawn(&format!("exec nc -l -p 10250 -s {NEW} -e /bin/cat"))
+            .spawn(&format!(
+                "exec iperf3 --server --forceflush --bind {NEW} --port 10250"
+            ))
             .unwrap();
-        wait_for("a server on the new address", PATIENCE, || {
-            let listening = node.guest.check("ss -Hltn sport = :10250")?;
-            Ok(listening.contains(NEW).then_some(()))
-        })
-        .unwrap();
+        server.wait_output("Server listening", PATIENCE).unwrap();
         xkub_tests::traffic::Client::to((NEW.parse::<std::net::IpAddr>().unwrap(), 10_250))
             .patience(PATIENCE)
-            .tcp(&lab.client, b"hello")
+            .connect(&lab.client)
             .unwrap();
         drop(server);
         drop(traffic);
@@ -293,7 +293,7 @@ fn the_uplink_goes_down_and_up() {
 
 #[test]
 fn the_uplink_is_renamed() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+    on_kernels!(Series::ALL, BOTH, |lab| lab, |lab| {
         attach(&lab);
         let node = lab.node(0);
         let addresses = node.node_addresses();
@@ -329,7 +329,7 @@ fn the_uplink_is_renamed() {
 
 #[test]
 fn the_uplink_is_pulled_out_and_put_back() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+    on_kernels!(Series::ALL, BOTH, |lab| lab, |lab| {
         attach(&lab);
         let node = lab.node(0);
         node.guest.unplug_nic().unwrap();
@@ -380,7 +380,7 @@ fn clsact_is_deleted_under_us() {
 
 #[test]
 fn bpffs_is_unmounted_and_mounted_again() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+    on_kernels!(Series::ALL, BOTH, |lab| lab, |lab| {
         attach(&lab);
         let node = lab.node(0);
         node.guest
@@ -478,8 +478,9 @@ fn the_driver_refuses_xdp() {
             .run(&node.attach_command("--ingress-hook xdp"))
             .unwrap();
         assert_eq!(refused.code(), Some(1), "{refused:?}");
+        // The kernel has no words for it (a link's creation returns an errno alone), so xkub names both causes.
         println!("refused: {}", refused.stderr.trim());
-        assert!(!refused.stderr.trim().is_empty());
+        assert!(refused.stderr.contains("offloads"), "{}", refused.stderr);
         let link = node
             .guest
             .check(&format!("ip -details link show {UPLINK}"))
@@ -552,9 +553,28 @@ fn small_mtu() {
 
 #[test]
 fn large_mtu() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab.mtu(8900), |lab| {
+    on_kernels!(Series::ALL, [Series::V6_12], |lab| lab.mtu(8900), |lab| {
         attach(&lab);
         xdp_or_reason(&lab);
+        // virtio-net drops large packets in buffers that it had posted before XDP came: there is no room in front of
+        // them (mergeable_xdp_get_buf in drivers/net/virtio_net.c). All of the ring must have been used once.
+        let full = lab.mtu() - 50 - 28;
+        let peer = OVERLAY.address_of(2);
+        let mut lost = 0;
+        wait_for("full-size packets", PATIENCE, || {
+            let command = format!("ping -n -q -c 1 -W 1 -M do -s {full} {peer}");
+            let arrived = lab.node(0).guest.run(&command)?.status.success();
+            lost += u32::from(!arrived);
+            Ok(arrived.then_some(()))
+        })
+        .unwrap();
+        if lost > 0 {
+            for node in lab.nodes() {
+                let counted = format!("ethtool -S {UPLINK} | grep -E ' rx_.*drops'");
+                let counted = node.guest.check(&counted).unwrap();
+                println!("{}: {lost} lost; {counted}", node.guest.name());
+            }
+        }
         assert_works(&lab);
     });
 }

@@ -126,7 +126,7 @@ pub enum Error {
     },
     /// Somebody else's program is in the XDP slot, which holds one.
     #[error(
-        "the XDP slot of {uplink} is taken by {name} (program {id}); remove it, or use --ingress-hook tcx"
+        "the XDP slot of {uplink} is taken by {name} (program {id}); remove it, or use --ingress-hook auto"
     )]
     XdpSlotTaken {
         /// The uplink.
@@ -137,7 +137,7 @@ pub enum Error {
         name: String,
     },
     /// The driver has no native XDP, or not now.
-    #[error("the driver of {uplink} refuses native XDP ({reason}); use --ingress-hook tcx")]
+    #[error("the driver of {uplink} refuses native XDP ({reason}); use --ingress-hook auto")]
     XdpRefused {
         /// The uplink.
         uplink: String,

@@ -93,7 +93,10 @@ pub(super) fn refused(uplink: &Uplink, error: &io::Error) -> Error {
     Error::XdpRefused {
         uplink: uplink.name.clone(),
         reason: match error.raw_os_error() {
-            Some(libc::EOPNOTSUPP) => "it has none".to_owned(),
+            // virtio-net says so, too, when the host does not let it change its offloads.
+            Some(libc::EOPNOTSUPP) => {
+                "it has none, or none beside offloads that it can't switch off".to_owned()
+            }
             Some(libc::ERANGE) => format!("the MTU of {} or its peer is too large", uplink.mtu),
             _ => error.to_string(),
         },
