@@ -19,7 +19,7 @@ echo 0 > /proc/sys/net/ipv6/conf/all/accept_dad
 echo 1 > /proc/sys/kernel/panic_on_oops
 ip link set lo up
 # A shell for a person.
-[ -c /dev/ttyS2 ] && (while :; do setsid cttyhack dash -i < /dev/ttyS2 > /dev/ttyS2 2>&1; done) &
+[ -c /dev/ttyS2 ] && (while :; do setsid -c dash -i < /dev/ttyS2 > /dev/ttyS2 2>&1; done) &
 while :; do
     sh /agent
     echo "xkub: the agent ended"

@@ -24,7 +24,7 @@ const HEAD: &str = "\
 Written by `cargo xtask test --vm`: two QEMU guests (`-accel tcg`) with virtio-net on a tap, behind the bridge and the nftables
 rules that KubeVirt's `masquerade` binding makes; a VXLAN tunnel between the node addresses, xkub attached in both guests. A
 cell is ✓ when everything arrived, no guest counted a checksum error, and next to nothing was sent again (5 % of TCP
-segments; 2 % of datagrams, not counting those that a full socket dropped: emulated guests are slow).
+segments, ten at least; 2 % of datagrams, not counting those that a full socket dropped: emulated guests are slow).
 
 | column or value | meaning |
 |---|---|
