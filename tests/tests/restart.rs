@@ -1,6 +1,6 @@
 //! The datapath does not depend on the process that attached it, and changing it under traffic loses no packet.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
@@ -15,6 +15,8 @@ use xkub_tests::{Namespace, Node};
 const IPERF_PORT: u16 = 5201;
 /// Long enough for many changes.
 const TRAFFIC: Duration = Duration::from_secs(6);
+/// Moments of an attach at which it is killed, from its start to its end.
+const MOMENTS: u32 = 24;
 /// Changes that a test makes at least, one stream after the other if need be: a busy machine makes few during one.
 const CHANGES: u32 = 8;
 
@@ -107,6 +109,13 @@ fn under_traffic(
         measured.push(stream.finish(client)?);
     }
     Ok(measured)
+}
+
+/// How long one attach takes here and now, to choose moments in it.
+fn duration_of_attach(lab: &Masquerade) -> Result<Duration> {
+    let start = Instant::now();
+    attach(lab, &[])?;
+    Ok(start.elapsed() / u32::try_from(lab.nodes().len())?)
 }
 
 /// A counter that shows when the test counts nothing.
@@ -256,12 +265,11 @@ fn an_attach_killed_half_way_leaves_no_packet_untranslated_and_no_orphan() {
     )
     .unwrap();
     let stream = server.client().duration(TRAFFIC).udp(200, "8M");
-    let mut client = stream.start(&node.guest).unwrap();
     let binary = xkub_tests::xkub::binary().unwrap();
     let binary = binary.to_string_lossy();
     let address = node.node_v4().to_string();
-    let mut killed = 0;
-    while client.is_running().unwrap() {
+    let whole = duration_of_attach(&lab).unwrap();
+    let _: Vec<Measured> = under_traffic(&stream, &node.guest, |killed| {
         let service = format!("tcp/{}", 9000 + killed % 7);
         let arguments = [
             "datapath",
@@ -274,15 +282,14 @@ fn an_attach_killed_half_way_leaves_no_packet_untranslated_and_no_orphan() {
             &service,
         ];
         let words = std::iter::once(binary.as_ref()).chain(arguments);
-        let attaching = node.guest.spawn(words).unwrap();
-        // Not a wait for something: another moment of the attach each time.
-        std::thread::sleep(Duration::from_millis(u64::from(killed % 60) * 2));
-        attaching.kill().unwrap();
-        killed += 1;
-    }
-    stream.finish(client).unwrap();
-    assert_eq!(untranslated(node).unwrap(), 0, "{killed} attaches killed");
-    assert!(killed >= CHANGES);
+        let attaching = node.guest.spawn(words)?;
+        // Not a wait for something: another moment of the attach each time, in an order that soon has early and late ones.
+        std::thread::sleep(whole * (killed * 7 % MOMENTS) / MOMENTS);
+        attaching.kill()?;
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(untranslated(node).unwrap(), 0);
     // What is there is whole again after one attach.
     attach(&lab, &[]).unwrap();
     let shown = node.show().unwrap();
@@ -317,7 +324,11 @@ fn a_first_attach_killed_half_way_is_cleaned_up() {
         (addresses, pins, qdiscs)
     };
     let before = state();
-    for moment in (0..120).step_by(5) {
+    let whole = duration_of_attach(&lab).unwrap();
+    for node in lab.nodes() {
+        node.detach().unwrap();
+    }
+    for moment in 0..MOMENTS {
         let arguments = [
             "datapath",
             "attach",
@@ -331,11 +342,16 @@ fn a_first_attach_killed_half_way_is_cleaned_up() {
             .spawn(std::iter::once(binary.as_ref()).chain(arguments))
             .unwrap();
         // Not a wait for something: another moment of the attach each time.
-        std::thread::sleep(Duration::from_millis(moment));
+        std::thread::sleep(whole * moment / MOMENTS);
         attaching.kill().unwrap();
         node.detach().unwrap();
         wait_until("everything to be gone", PATIENCE, || Ok(state() == before))
-            .with_context(|| format!("killed after {moment} ms: {:?}", state()))
+            .with_context(|| {
+                format!(
+                    "killed after {moment}/{MOMENTS} of {whole:?}: {:?}",
+                    state()
+                )
+            })
             .unwrap();
     }
 }
