@@ -8,7 +8,7 @@ use proptest::{collection::vec, prelude::*, test_runner::TestRunner};
 
 use crate::{
     harness::{At, Datapath, dual},
-    packets::{G4, G6, N4, N6, Payload, SYN, Shape, Side, V4, V6, shaped},
+    packets::{G4, G6, N4, N6, Payload, SYN, Shape, Side, UDP, V4, V6, pending, shaped},
 };
 
 /// The frame with its source N made G.
@@ -122,6 +122,14 @@ fn whatever_leaves_from_the_node_address_is_what_the_oracle_makes_of_it() {
     }
 }
 
+/// Whether a datagram from the peer to G has the checksum of one that awaits completion.
+fn looks_pending(side: Side, payload: &Payload) -> bool {
+    let frame = shaped(side.peer, side.guest, payload, &Shape::default());
+    let transport = 14 + if side.guest.is_ipv4() { 20 } else { 40 };
+    let pending = pending(side.peer, side.guest, UDP, frame.len() - transport);
+    frame[transport + 6..transport + 8] == pending
+}
+
 #[test]
 fn a_way_in_and_out_again_restores_every_byte() {
     let datapath = RefCell::new(Datapath::new(&dual()));
@@ -137,6 +145,8 @@ fn a_way_in_and_out_again_restores_every_byte() {
                         data,
                         checksum: true,
                     };
+                    // One finished checksum in 65,536 looks pending, and is not to be told from one that is.
+                    prop_assume!(!looks_pending(side, &payload));
                     for at in [At::Ingress, At::Xdp] {
                         let arrived = datapath
                             .borrow_mut()
