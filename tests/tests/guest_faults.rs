@@ -562,7 +562,7 @@ fn large_mtu() {
         let peer = OVERLAY.address_of(2);
         let mut lost = 0;
         wait_for("full-size packets", PATIENCE, || {
-            let command = format!("ping -n -q -c 1 -W 1 -M do -s {full} {peer}");
+            let command = format!("ping -n -q -c 20 -i 0.01 -W 1 -M do -s {full} {peer}");
             let arrived = lab.node(0).guest.run(&command)?.status.success();
             lost += u32::from(!arrived);
             Ok(arrived.then_some(()))

@@ -40,6 +40,9 @@ pub fn attach(settings: &Settings) -> Result<Datapath, Error> {
     let pairs = settings.address_pairs(&uplink.addresses)?;
     let config = settings.config(&pairs);
     capabilities::check()?;
+    if bpffs::is_mounted()? {
+        follow_renaming(&netlink, &uplink)?;
+    }
     require_free_hooks(&netlink, &uplink, settings.ingress_hook)?;
     bpffs::ensure_mounted()?;
 
@@ -67,6 +70,30 @@ pub fn attach(settings: &Settings) -> Result<Datapath, Error> {
     drop(lock);
     datapath.warnings.dedup();
     Ok(datapath)
+}
+
+/// Finds what was attached to the uplink when it had another name.
+fn follow_renaming(netlink: &Netlink, uplink: &Uplink) -> Result<(), Error> {
+    let pins = Pins::of(&uplink.name);
+    if pins.exist() {
+        return Ok(());
+    }
+    for name in Pins::uplinks()? {
+        let other = Pins::of(&name);
+        let programs = other.programs()?;
+        for direction in Direction::ALL {
+            let chain = chain::read(netlink, uplink, direction, &programs)?;
+            let theirs = |entry: &chain::Entry| {
+                programs
+                    .iter()
+                    .any(|(_, program)| entry.id == Some(program.id))
+            };
+            if chain.iter().any(theirs) {
+                return pins.take_over(&other);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Looks for programs that leave us no room, before anything is changed.

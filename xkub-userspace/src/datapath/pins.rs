@@ -67,6 +67,15 @@ impl Pins {
         Ok(uplinks)
     }
 
+    /// Takes over what is pinned under another name: an interface keeps its programs when it is renamed.
+    pub fn take_over(&self, other: &Self) -> Result<(), Error> {
+        fs::rename(&other.directory, &self.directory).map_err(|source| Error::Pin {
+            path: other.directory.clone(),
+            doing: "renamed",
+            source,
+        })
+    }
+
     pub fn exist(&self) -> bool {
         self.directory.is_dir()
     }
