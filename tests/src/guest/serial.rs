@@ -123,6 +123,8 @@ impl Serial {
                 self.received.extend(buffer.iter().take(length));
                 Ok(())
             }
+            // A stopped process that goes on, or a signal that somebody else handles.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 bail!("the guest is silent")
             }
