@@ -1,5 +1,7 @@
 //! Attaching: the ladder of hooks, the maps, the node address, and the way back when something fails.
 
+use std::net::IpAddr;
+
 use aya::maps::{MapData, MapError, MapInfo};
 use tracing::{debug, warn};
 use xkub_common::{config::Config, counter::Place, map};
@@ -147,7 +149,7 @@ impl Attaching<'_> {
         let orphans = orphans_node_address(self.netlink, self.uplink, self.pins);
         let mut notes = Vec::new();
         let mut change = Change::new(self.netlink, self.uplink, self.pins);
-        let standing = match self.put_everything(&mut change, &mut notes) {
+        let standing = match self.put_everything(&mut change, &mut notes, &orphans) {
             Ok(()) => change.finish()?,
             Err(error) => {
                 change.roll_back();
@@ -155,7 +157,7 @@ impl Attaching<'_> {
             }
         };
         self.clear_away(&standing)?;
-        self.remove_old_addresses(orphans)?;
+        self.remove_old_addresses(&orphans)?;
         // Somebody may have attached at the same moment. All stands by now, if not where it should.
         if let Err(error) = repair::repair(self.netlink, self.uplink, self.pins) {
             notes.push(error.to_string());
@@ -167,6 +169,7 @@ impl Attaching<'_> {
         &self,
         change: &mut Change<'_>,
         notes: &mut Vec<String>,
+        orphans: &DualAddress,
     ) -> Result<(), Error> {
         self.recover_maps()?;
         let maps = self.maps(change, notes)?;
@@ -182,8 +185,15 @@ impl Attaching<'_> {
             }
             instances.push((place, instance));
         }
-        self.put_addresses(change, notes)?;
-        self.climb(change, &mut instances)
+        // What is sent from an address that no program translates leaves as it is: an address comes after its programs, and
+        // goes before them.
+        for (device, address) in self.old_addresses(orphans)? {
+            if let Some(device) = AddressDevice::find(self.netlink, &device)? {
+                change.withdraw_address(&device, address)?;
+            }
+        }
+        self.climb(change, &mut instances)?;
+        self.put_addresses(change, notes)
     }
 
     /// The ladder: each pair of hooks in turn, until the kernel has one.
@@ -320,26 +330,40 @@ impl Attaching<'_> {
         release_clsact(self.netlink, self.uplink, self.pins)
     }
 
-    /// Takes from devices what is not the node address any more. `orphans` is what programs were for whose pins,
-    /// and with them our marks, are gone.
-    fn remove_old_addresses(&self, orphans: DualAddress) -> Result<(), Error> {
-        let Some(wanted) = &self.settings.address_device else {
-            return Ok(());
-        };
-        // `lo`, where the kernel has no dummy device.
-        let current = match AddressDevice::find(self.netlink, wanted)? {
-            Some(_) => wanted,
-            None => LOOPBACK,
+    /// What we put on devices and is not the node address any more. `orphans` is what programs were for whose pins, and
+    /// with them our marks, are gone.
+    fn old_addresses(&self, orphans: &DualAddress) -> Result<Vec<(String, IpAddr)>, Error> {
+        let Some(current) = self.current_device()? else {
+            return Ok(Vec::new());
         };
         let marked = self.pins.addresses()?;
-        let orphaned = orphans.iter().map(|address| (current.to_owned(), address));
-        for (name, address) in marked.into_iter().chain(orphaned) {
-            if name == current && self.node.iter().any(|node| node == address) {
-                continue;
-            }
+        let orphaned = orphans.iter().map(|address| (current.clone(), address));
+        Ok(marked
+            .into_iter()
+            .chain(orphaned)
+            .filter(|(name, address)| {
+                *name != current || self.node.iter().all(|node| node != *address)
+            })
+            .collect())
+    }
+
+    /// The device that holds the node address, if one is to: `lo` where the kernel has no dummy device.
+    fn current_device(&self) -> Result<Option<String>, Error> {
+        let Some(wanted) = &self.settings.address_device else {
+            return Ok(None);
+        };
+        let there = AddressDevice::find(self.netlink, wanted)?;
+        let name = there.map_or(LOOPBACK, |_| wanted);
+        Ok(Some(name.to_owned()))
+    }
+
+    /// Takes from devices what is not the node address any more, marks and devices that held nothing else included.
+    fn remove_old_addresses(&self, orphans: &DualAddress) -> Result<(), Error> {
+        let current = self.current_device()?;
+        for (name, address) in self.old_addresses(orphans)? {
             if let Some(device) = AddressDevice::find(self.netlink, &name)? {
                 device.remove(self.netlink, address)?;
-                if name != current {
+                if Some(&name) != current.as_ref() {
                     device.remove_if_unused(self.netlink)?;
                 }
             }

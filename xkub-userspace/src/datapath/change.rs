@@ -46,6 +46,10 @@ enum Undo {
         device: AddressDevice,
         address: IpAddr,
     },
+    AddAddress {
+        device: AddressDevice,
+        address: IpAddr,
+    },
     RemoveDevice(AddressDevice),
 }
 
@@ -104,6 +108,21 @@ impl<'a> Change<'a> {
         });
         self.pins.mark_address(&device.name, address)?;
         device.add(self.netlink, address)?;
+        Ok(())
+    }
+
+    /// Takes an address of ours from a device; its mark stays until the change has come to its end.
+    pub fn withdraw_address(
+        &mut self,
+        device: &AddressDevice,
+        address: IpAddr,
+    ) -> Result<(), Error> {
+        if device.remove(self.netlink, address)? {
+            self.undo.push(Undo::AddAddress {
+                device: device.clone(),
+                address,
+            });
+        }
         Ok(())
     }
 
@@ -380,6 +399,10 @@ impl<'a> Change<'a> {
                         .map(drop)
                         .map_err(io::Error::other)
                 }
+                Undo::AddAddress { device, address } => device
+                    .add(self.netlink, address)
+                    .map(drop)
+                    .map_err(io::Error::other),
                 Undo::RemoveDevice(device) => device
                     .remove_if_unused(self.netlink)
                     .map(drop)
