@@ -132,8 +132,22 @@ fn section(outcome: &Outcome) -> Result<String> {
     let lost: u64 = cells.iter().map(|cell| cell.lost).sum();
     let _ = writeln!(
         text,
-        "\nIn all cells but path-mtu {again} of {sent} TCP segments were sent again; {lost} datagrams were lost.\n"
+        "\nIn all cells but path-mtu {again} of {sent} TCP segments were sent again; {lost} datagrams were lost."
     );
+    let repeated: Vec<String> = cells
+        .iter()
+        .filter(|cell| cell.repeated)
+        .map(|cell| format!("{} {}", cell.config, cell.traffic.name()))
+        .collect();
+    if !repeated.is_empty() {
+        let _ = writeln!(
+            text,
+            "One outer checksum was wrong at a first try, which chance brings once in 65,536 packets \
+             ([datapath.md](datapath.md)), so these ran again: {}.",
+            repeated.join("; ")
+        );
+    }
+    text.push('\n');
     Ok(text)
 }
 
