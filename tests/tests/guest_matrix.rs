@@ -13,9 +13,11 @@ fn subset(series: Series) {
             verdict,
             retransmitted: (again, sent),
             lost,
+            repeated,
         } = cell;
+        let repeated = if *repeated { ", at a second try" } else { "" };
         println!(
-            "{series} {config} {}: {verdict:?}, {again} of {sent} segments sent again, {lost} datagrams lost",
+            "{series} {config} {}: {verdict:?}{repeated}, {again} of {sent} segments sent again, {lost} datagrams lost",
             traffic.name()
         );
     })
