@@ -1,5 +1,12 @@
 //! xkub's user space: the datapath on the uplink, and what a node needs beside it.
 
+pub mod address;
+pub mod agent;
+pub mod cni;
+pub mod config;
 pub mod datapath;
+pub mod files;
+pub mod join;
 pub mod netlink;
 pub mod node;
+pub mod observe;

@@ -1,0 +1,1 @@
+//! The node address: where it can be learnt, and which answer counts.

@@ -1,0 +1,1 @@
+//! The configuration file: its keys, defaults and validation.

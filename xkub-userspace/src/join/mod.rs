@@ -1,0 +1,1 @@
+//! Tokens and join files: the address of the API server in them.
