@@ -139,7 +139,10 @@ pub fn set(text: &str, name: &str, value: &str) -> Option<String> {
 
 fn with(text: &str, name: &str, value: &str) -> String {
     let line = format!("{name}={}", quote(value));
-    let Some(last) = parse(text).into_iter().rfind(|variable| variable.name == name) else {
+    let Some(last) = parse(text)
+        .into_iter()
+        .rfind(|variable| variable.name == name)
+    else {
         let unterminated = if text.is_empty() || text.ends_with('\n') {
             String::new()
         } else {
@@ -215,10 +218,7 @@ fn split_saved(before: &str) -> (&str, String) {
     let mut saved = Vec::new();
     while let Some(lines) = rest.strip_suffix('\n') {
         let begin = lines.rfind('\n').map_or(0, |at| at + 1);
-        let Some(line) = lines
-            .get(begin..)
-            .and_then(|line| line.strip_prefix(SAVED))
-        else {
+        let Some(line) = lines.get(begin..).and_then(|line| line.strip_prefix(SAVED)) else {
             break;
         };
         saved.push(line);

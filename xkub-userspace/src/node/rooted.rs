@@ -32,7 +32,9 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<PathBuf> {
             Err(error)
                 if matches!(
                     error.kind(),
-                    io::ErrorKind::InvalidInput | io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    io::ErrorKind::InvalidInput
+                        | io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
                 ) =>
             {
                 done.push(name);

@@ -83,8 +83,7 @@ impl Tree {
             }
             Err(error) => return Err(error.into()),
         };
-        let text =
-            String::from_utf8(contents).map_err(|_| TreeError::NotUtf8(path.to_owned()))?;
+        let text = String::from_utf8(contents).map_err(|_| TreeError::NotUtf8(path.to_owned()))?;
         let modified = fs::metadata(&real)
             .and_then(|metadata| metadata.modified())
             .ok();
@@ -143,6 +142,11 @@ impl Tree {
             .filter(|(path, _)| path.parent() == Some(folder))
             .map(|(path, entry)| (path.as_path(), entry.text.as_str()))
             .collect()
+    }
+
+    /// All paths.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.entries.keys().map(PathBuf::as_path)
     }
 
     /// Whether a unit is enabled.

@@ -363,7 +363,10 @@ mod tests {
             ),
             // The administrator's file hides the distribution's.
             (
-                &[("/etc/systemd/system/k3s-agent.service", "[Service]\nExecStart=/bin/two")],
+                &[(
+                    "/etc/systemd/system/k3s-agent.service",
+                    "[Service]\nExecStart=/bin/two",
+                )],
                 &["/bin/two"],
             ),
             (
