@@ -142,11 +142,22 @@ impl Plan {
                     faults: attached.faults.clone(),
                 });
             }
-            self.problems
-                .extend(attached.shown.warnings.iter().filter(|_| attached.faults.is_empty()).cloned());
+            self.problems.extend(
+                attached
+                    .shown
+                    .warnings
+                    .iter()
+                    .filter(|_| attached.faults.is_empty())
+                    .cloned(),
+            );
         }
         let addresses: Vec<IpAddr> = settings.node_address.iter().collect();
-        let faults = device_faults(&config.datapath.address_device, observation.device.as_ref(), uplink.mtu, &addresses);
+        let faults = device_faults(
+            &config.datapath.address_device,
+            observation.device.as_ref(),
+            uplink.mtu,
+            &addresses,
+        );
         if !faults.is_empty() {
             self.actions.push(Action::PutAddress {
                 uplink: uplink.name.clone(),
@@ -169,7 +180,11 @@ impl Plan {
         uplink: &Uplink,
         wanted: &DualAddress,
     ) -> Option<Settings> {
-        let attached = observation.datapath.as_ref().map(attached_pairs).unwrap_or_default();
+        let attached = observation
+            .datapath
+            .as_ref()
+            .map(attached_pairs)
+            .unwrap_or_default();
         let mut node = *wanted;
         let mut guest = DualAddress::default();
         let given = match config.guest_address {
@@ -355,7 +370,8 @@ impl Plan {
                     memory.old_addresses_for.as_secs()
                 ),
                 (Some(wait), _) => {
-                    self.waiting.push(format!("{address} stays on {device} until {wait}"));
+                    self.waiting
+                        .push(format!("{address} stays on {device} until {wait}"));
                     continue;
                 }
             };
@@ -403,10 +419,13 @@ fn are_node_ports_ours(
     match config.datapath.node_ports {
         NodePorts::On => true,
         NodePorts::Off => false,
-        NodePorts::Auto => observation.node_port_addresses.as_ref().is_some_and(|accepted| {
-            node.iter().any(|address| accepted.contains(&address))
-                && !guest.iter().any(|address| accepted.contains(&address))
-        }),
+        NodePorts::Auto => observation
+            .node_port_addresses
+            .as_ref()
+            .is_some_and(|accepted| {
+                node.iter().any(|address| accepted.contains(&address))
+                    && !guest.iter().any(|address| accepted.contains(&address))
+            }),
     }
 }
 
@@ -453,7 +472,10 @@ fn reasons(settings: &Settings, attached: Option<&Attached>) -> Vec<String> {
 }
 
 fn joined(addresses: &DualAddress) -> String {
-    let words: Vec<String> = addresses.iter().map(|address| address.to_string()).collect();
+    let words: Vec<String> = addresses
+        .iter()
+        .map(|address| address.to_string())
+        .collect();
     if words.is_empty() {
         "none".to_owned()
     } else {
@@ -462,7 +484,12 @@ fn joined(addresses: &DualAddress) -> String {
 }
 
 /// What is wrong with the address device.
-fn device_faults(name: &str, device: Option<&Device>, mtu: u32, addresses: &[IpAddr]) -> Vec<String> {
+fn device_faults(
+    name: &str,
+    device: Option<&Device>,
+    mtu: u32,
+    addresses: &[IpAddr],
+) -> Vec<String> {
     let Some(device) = device else {
         return vec![format!("there is no {name}")];
     };
