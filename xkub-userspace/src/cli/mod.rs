@@ -5,6 +5,7 @@
 mod completions;
 mod datapath;
 mod output;
+mod reflector;
 mod table;
 
 use std::{
@@ -40,6 +41,8 @@ enum Command {
     /// The eBPF programs on the uplink
     #[command(subcommand)]
     Datapath(Box<datapath::Command>),
+    /// Tell VMs which address they have outside: a STUN server for the infra cluster
+    Reflector(reflector::Arguments),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -58,6 +61,7 @@ pub fn run() -> ExitCode {
         .init();
     let result = match command {
         Command::Datapath(command) => datapath::run(*command, output),
+        Command::Reflector(arguments) => reflector::run(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {
