@@ -5,6 +5,7 @@
 mod completions;
 mod datapath;
 mod output;
+mod reflector;
 mod table;
 mod token;
 
@@ -44,6 +45,8 @@ enum Command {
     /// Tokens and join files: where they lead to, and pointing them to the join endpoint
     #[command(subcommand)]
     Token(token::Command),
+    /// Tell VMs which address they have outside: a STUN server for the infra cluster
+    Reflector(reflector::Arguments),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -63,6 +66,7 @@ pub fn run() -> ExitCode {
     let result = match command {
         Command::Datapath(command) => datapath::run(*command, output),
         Command::Token(command) => token::run(command, output),
+        Command::Reflector(arguments) => reflector::run(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {

@@ -142,7 +142,7 @@ pub const KEYS: &[Key] = &[
         List,
         address.sources,
         values::sources,
-        |sources| written(sources.iter().map(|source| source.word()))
+        |sources| written(sources)
     ),
     key!(
         "address.static",
