@@ -5,6 +5,7 @@
 //! (<https://kubernetes.io/docs/reference/access-authn-authz/node/>). Nothing here asks for more.
 
 pub mod client;
+pub mod csr;
 pub mod node;
 mod watch;
 
