@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod agent;
+pub mod cluster;
 pub mod cni;
 pub mod config;
 pub mod datapath;

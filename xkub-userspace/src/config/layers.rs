@@ -338,7 +338,6 @@ mod tests {
             ("join.endpoint", "10.9.9.9:6443"),
             ("join.replace", "10.96.0.0/12"),
             ("node.distribution", "k3s"),
-            ("node.name", "worker-1"),
             ("node.kubeconfig", "/etc/kubernetes/other.conf"),
             ("node.manage-node-ip", "false"),
             ("node.restart", "false"),

@@ -110,8 +110,6 @@ pub struct Join {
 pub struct Node {
     /// What runs the kubelet.
     pub distribution: Distribution,
-    /// The Node's name; none is to be found out.
-    pub name: Option<String>,
     /// The kubeconfig for the own Node; none is the kubelet's.
     pub kubeconfig: Option<PathBuf>,
     /// Whether `--node-ip` is ours to set.
@@ -174,7 +172,6 @@ impl Default for Config {
             join: Join::default(),
             node: Node {
                 distribution: Distribution::Auto,
-                name: None,
                 kubeconfig: None,
                 manage_node_ip: true,
                 restart: true,

@@ -24,21 +24,6 @@ const AUTO: &str = "auto";
 const MAX_INTERFACE_NAME: usize = 15;
 /// More often costs more than it tells; see docs/benchmarks.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Labels of a Node's name are those of RFC 1123.
-const MAX_NODE_NAME: usize = 253;
-
-/// A DNS name (RFC 1123 §2.1), which a Node's name is as well.
-fn is_name(text: &str) -> bool {
-    text.len() <= MAX_NODE_NAME
-        && text.split('.').all(|label| {
-            !label.is_empty()
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-                && label
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        })
-}
 
 /// A text.
 fn text(value: &Value) -> Result<&str, String> {
@@ -241,18 +226,6 @@ pub(super) fn port_range(value: &Value) -> Result<PortRange, String> {
     PortRange::from_str(word).map_err(|why| format!("`{word}`: {why}"))
 }
 
-pub(super) fn node_name(value: &Value) -> Result<Option<String>, String> {
-    match unless_auto(value)? {
-        None => Ok(None),
-        Some(name) if is_name(name) && !name.bytes().any(|byte| byte.is_ascii_uppercase()) => {
-            Ok(Some(name.to_owned()))
-        }
-        Some(name) => Err(format!(
-            "`{name}` can't be a Node's name: small letters, digits, `-` and `.`"
-        )),
-    }
-}
-
 pub(super) fn listen(value: &Value) -> Result<Option<SocketAddr>, String> {
     match text(value)? {
         "" => Ok(None),
@@ -389,10 +362,6 @@ mod tests {
             ("..", false),
         ] {
             assert_eq!(interface_name(name).is_ok(), is_valid, "{name}");
-        }
-        for (name, is_valid) in [("node-1.example", true), ("Node", false), ("-x", false)] {
-            let value = Value::String(name.to_owned());
-            assert_eq!(node_name(&value).is_ok(), is_valid, "{name}");
         }
     }
 }
