@@ -4,6 +4,7 @@
 
 mod completions;
 mod datapath;
+mod install;
 mod output;
 mod table;
 
@@ -40,6 +41,10 @@ enum Command {
     /// The eBPF programs on the uplink
     #[command(subcommand)]
     Datapath(Box<datapath::Command>),
+    /// Install the agent, in this system or in an image; what is there already stays
+    Install(install::Install),
+    /// Remove all that was installed, and all that the agent wrote
+    Uninstall(install::Uninstall),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -58,6 +63,8 @@ pub fn run() -> ExitCode {
         .init();
     let result = match command {
         Command::Datapath(command) => datapath::run(*command, output),
+        Command::Install(arguments) => install::install(&arguments, output),
+        Command::Uninstall(arguments) => install::uninstall(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {
