@@ -7,6 +7,7 @@ pub mod cni;
 pub mod config;
 pub mod datapath;
 pub mod files;
+pub mod install;
 pub mod join;
 pub mod netlink;
 pub mod node;

@@ -4,6 +4,7 @@
 
 mod completions;
 mod datapath;
+mod install;
 mod output;
 mod reflector;
 mod table;
@@ -47,6 +48,10 @@ enum Command {
     Token(token::Command),
     /// Tell VMs which address they have outside: a STUN server for the infra cluster
     Reflector(reflector::Arguments),
+    /// Install the agent, in this system or in an image; what is there already stays
+    Install(install::Install),
+    /// Remove all that was installed, and all that the agent wrote
+    Uninstall(install::Uninstall),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -67,6 +72,8 @@ pub fn run() -> ExitCode {
         Command::Datapath(command) => datapath::run(*command, output),
         Command::Token(command) => token::run(command, output),
         Command::Reflector(arguments) => reflector::run(&arguments, output),
+        Command::Install(arguments) => install::install(&arguments, output),
+        Command::Uninstall(arguments) => install::uninstall(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {

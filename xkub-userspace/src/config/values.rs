@@ -12,10 +12,14 @@ use ipnet::IpNet;
 use toml::Value;
 
 use super::{Distribution, NodePorts};
-use crate::datapath::settings::Service;
-use crate::datapath::settings::{
-    DualAddress, GuestAddress, IngressHook, MAX_FLOW_ENTRIES, PortRange, parse_overlay_ports,
-    parse_services,
+use crate::{
+    address::{pick::Source, reflector_client::Server},
+    datapath::settings::{
+        DualAddress, GuestAddress, IngressHook, MAX_FLOW_ENTRIES, PortRange, Service,
+        parse_overlay_ports, parse_services,
+    },
+    join::{Endpoint, EndpointError},
+    node::distribution,
 };
 
 /// The word for what is to be found out.

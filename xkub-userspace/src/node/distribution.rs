@@ -33,6 +33,7 @@ impl Distribution {
     pub const ALL: [Self; 4] = [Self::K0s, Self::Kubeadm, Self::K3s, Self::Rke2];
 
     /// As a person writes it.
+    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::K0s => "k0s",
@@ -43,6 +44,7 @@ impl Distribution {
     }
 
     /// The unit that runs the kubelet.
+    #[must_use]
     pub fn unit(self) -> &'static str {
         match self {
             Self::K0s => "k0sworker.service",

@@ -41,6 +41,7 @@ enum Within {
 }
 
 /// All assignments, in their order. Lines that are none are passed over, as systemd does.
+#[must_use]
 pub fn parse(text: &str) -> Vec<Variable> {
     let mut variables = Vec::new();
     let mut start = 0;
@@ -123,6 +124,7 @@ fn end_of_line(text: &str, start: usize) -> usize {
 }
 
 /// The value that counts: of several assignments, the last.
+#[must_use]
 pub fn get(text: &str, name: &str) -> Option<String> {
     parse(text)
         .into_iter()
@@ -132,6 +134,7 @@ pub fn get(text: &str, name: &str) -> Option<String> {
 
 /// The text with `name` set to `value`, all else in it as it was. [`unset`] puts back what was there. None where a
 /// quotation mark that is never closed would swallow it.
+#[must_use]
 pub fn set(text: &str, name: &str, value: &str) -> Option<String> {
     let text = with(text, name, value);
     (get(&text, name)? == value).then_some(text)

@@ -27,8 +27,7 @@ pub fn is_set(arguments: &[String], name: &str) -> bool {
     arguments
         .iter()
         .filter_map(|argument| argument.strip_prefix(name))
-        .filter(|rest| rest.is_empty() || rest.starts_with('='))
-        .next_back()
+        .rfind(|rest| rest.is_empty() || rest.starts_with('='))
         .is_some_and(|rest| matches!(rest, "" | "=1" | "=t" | "=T" | "=true" | "=True" | "=TRUE"))
 }
 

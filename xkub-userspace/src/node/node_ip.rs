@@ -151,6 +151,7 @@ impl Warning {
 }
 
 /// What takes our `--node-ip` back, whatever distribution it was for: the next start is as if xkub had never been.
+#[must_use]
 pub fn remove_node_ip(tree: &Tree) -> Vec<FileChange> {
     let mut changes = kubeadm::remove_node_ip(tree);
     for path in [k0s::drop_in()].into_iter().chain(k3s::own_files(tree)) {
@@ -170,7 +171,7 @@ fn is_due(tree: &Tree, change: &FileChange) -> bool {
 }
 
 /// Where a drop-in of a unit lies.
-pub(super) fn drop_in_path(unit: &str, name: &str) -> PathBuf {
+pub(crate) fn drop_in_path(unit: &str, name: &str) -> PathBuf {
     Path::new(super::unit::ETC)
         .join(format!("{unit}.d"))
         .join(name)

@@ -16,6 +16,7 @@ pub struct RestartGuard {
 
 impl RestartGuard {
     /// At most `limit` restarts within any `window`.
+    #[must_use]
     pub fn new(limit: usize, window: Duration) -> Self {
         Self {
             limit,
@@ -25,6 +26,7 @@ impl RestartGuard {
     }
 
     /// How long to wait for the next restart; nothing if it may be now.
+    #[must_use]
     pub fn wait(&self, now: Instant) -> Option<Duration> {
         if self.restarts.len() < self.limit {
             return None;

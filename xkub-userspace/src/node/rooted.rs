@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The kernel's own bound (`MAXSYMLINKS`, path_resolution(7)).
+/// The kernel's own bound (`MAXSYMLINKS`, `path_resolution(7)`).
 const MAX_LINKS: usize = 40;
 
 /// Where an absolute `path` of the system below `root` really lies, every link followed within `root`. What does

@@ -112,6 +112,7 @@ impl State {
     }
 
     /// What a person should know or do; none where all is well.
+    #[must_use]
     pub fn advice(&self, renewal: Renewal) -> Option<String> {
         match (self, renewal) {
             (Self::Holds { .. }, _) => None,

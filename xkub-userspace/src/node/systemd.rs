@@ -76,7 +76,8 @@ pub enum SystemdError {
     },
 }
 
-/// Whether this system was booted with systemd (sd_booted(3)).
+/// Whether this system was booted with systemd (`sd_booted(3)`).
+#[must_use]
 pub fn is_booted() -> bool {
     Path::new(BOOTED).is_dir()
 }
