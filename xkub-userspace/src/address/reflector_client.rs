@@ -219,7 +219,8 @@ pub enum AskError {
     },
     /// No answer.
     #[error(
-        "reflector {server} at {address} has answered none of {requests} requests; is it running, and is UDP to it allowed?"
+        "reflector {server} at {address} has answered none of {requests} requests; is it running, and is UDP to \
+         it allowed?"
     )]
     Silent {
         /// Who was asked.
