@@ -112,6 +112,7 @@ const ALL: [(&str, Distribution); 9] = [
 ];
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn join_files_and_the_kubelets_files_are_found() {
     use JoinFileKind::{K0sToken, K3sConfig, K3sEnvironment, KubeadmJoin, Kubeconfig};
     for (fixture, files, kubeconfig, certificate, renewal, external) in [

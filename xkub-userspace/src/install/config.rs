@@ -198,7 +198,6 @@ fn distance(one: &str, other: &str) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -176,7 +176,7 @@ pub enum Warning {
     )]
     NoExtraArguments(PathBuf),
     /// `KUBELET_EXTRA_ARGS` can't be added to.
-    #[error("{} has a quotation mark that is never closed; close it", .0.display())]
+    #[error("{} has a quotation mark that is never closed, or ends with a backslash; correct it", .0.display())]
     OpenQuote(PathBuf),
 }
 
