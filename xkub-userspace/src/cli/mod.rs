@@ -6,6 +6,7 @@ mod completions;
 mod datapath;
 mod output;
 mod table;
+mod token;
 
 use std::{
     io::{IsTerminal as _, stderr},
@@ -40,6 +41,9 @@ enum Command {
     /// The eBPF programs on the uplink
     #[command(subcommand)]
     Datapath(Box<datapath::Command>),
+    /// Tokens and join files: where they lead to, and pointing them to the join endpoint
+    #[command(subcommand)]
+    Token(token::Command),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -58,6 +62,7 @@ pub fn run() -> ExitCode {
         .init();
     let result = match command {
         Command::Datapath(command) => datapath::run(*command, output),
+        Command::Token(command) => token::run(command, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {
