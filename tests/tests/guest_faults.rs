@@ -1,12 +1,11 @@
 //! What goes wrong on real nodes, in real guests: each fault leaves the overlay working, or is reported and mended.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
 use xkub_tests::guest::lab::LabBuilder;
-use xkub_tests::guest::{GuestNode, Kernel, Lab, Series, wanted};
+use xkub_tests::guest::{GuestNode, Kernel, Lab, Series, alone, wanted};
 use xkub_tests::masquerade::{GATEWAY_V4, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::skip_test;
 use xkub_tests::traffic::Capture;
@@ -27,12 +26,6 @@ const OVERLAY: Overlay = Overlay {
     checksum: true,
     ..Overlay::V4
 };
-
-/// Guests of one test at a time: four on two cores would only be slower.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Runs `test` on every kernel that is wanted out of `possible`, with a lab built by `build`.
 macro_rules! on_kernels {
@@ -498,6 +491,24 @@ fn the_driver_refuses_xdp() {
             "something is left of the refused attach"
         );
         attach(&lab);
+    });
+}
+
+/// A kernel built without `CONFIG_DEBUG_INFO_BTF` has no such file.
+#[test]
+fn the_kernel_tells_no_types() {
+    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+        for node in lab.nodes() {
+            node.guest
+                .check("mount -t tmpfs tmpfs /sys/kernel/btf && ! test -e /sys/kernel/btf/vmlinux")
+                .unwrap();
+        }
+        attach(&lab);
+        for node in lab.nodes() {
+            assert_eq!(programs(node), (3, 3), "{}", node.show().unwrap());
+        }
+        xdp_or_reason(&lab);
+        assert_works(&lab);
     });
 }
 
