@@ -48,7 +48,7 @@ use self::{
 };
 use crate::{
     config::Config,
-    datapath::{self, Look, settings::DualAddress},
+    datapath::{self, Announcements, Look, settings::DualAddress},
     node::unit,
     observe as observing,
 };
@@ -253,6 +253,8 @@ struct Agent {
     status: Shared,
     netlink: Netlink,
     files: Files,
+    /// Those of what was attached last.
+    announcements: Option<Announcements>,
     interfaces: Interfaces,
     uplink: Option<String>,
     reconciles: u64,
@@ -292,6 +294,7 @@ impl Agent {
             status,
             netlink: Netlink::open().map_err(AgentError::Events)?,
             files: Files::new(),
+            announcements: None,
             interfaces: Interfaces::default(),
             uplink: None,
             reconciles: 0,
@@ -326,6 +329,7 @@ impl Agent {
                     () = changed(&mut reflectors) => break Trigger::Reflector,
                     Ok(()) = node.changed() => break Trigger::Node,
                     () = self.files.next() => break Trigger::File,
+                    () = announced(&mut self.announcements) => break Trigger::Announcement,
                     _ = hangup.recv() => break Trigger::Hangup,
                     () = sleep(DEBOUNCE), if again => break Trigger::Again,
                     () = until(retry), if retry.is_some() => break Trigger::Again,
@@ -439,6 +443,7 @@ impl Agent {
                 Outcome::Skipped => {}
             }
         }
+        self.listen(&observation, &outcomes);
         let in_force = remember(&self.config, &mut self.memory, &observation, &outcomes);
         let status = Status::of(&observation, &plan, &outcomes, in_force, self.reconciles);
         self.say(&status.problems.iter().cloned().collect());
@@ -493,6 +498,23 @@ impl Agent {
             folders.extend([PathBuf::from(unit::ETC), drop_ins]);
         }
         self.files.watch(folders);
+    }
+
+    /// Announcements come through a map, which an attachment may have made anew.
+    fn listen(&mut self, observation: &Observation, outcomes: &[(Action, Outcome)]) {
+        let is_new = outcomes
+            .iter()
+            .any(|(action, outcome)| action.kind() == Kind::Attach && *outcome == Outcome::Done);
+        let is_there = is_new || observation.datapath.is_some();
+        if !is_new && is_there == self.announcements.is_some() {
+            return;
+        }
+        self.announcements = match &self.uplink {
+            Some(uplink) if is_there => datapath::announcements(uplink)
+                .inspect_err(|error| debug!(error = causes(error), "announcements are not heard"))
+                .ok(),
+            _ => None,
+        };
     }
 
     fn old_addresses_for(&mut self, observation: &Observation) -> Duration {
@@ -581,6 +603,17 @@ async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) {
     {
         return;
     }
+    std::future::pending().await
+}
+
+async fn announced(announcements: &mut Option<Announcements>) {
+    if let Some(some) = announcements
+        && some.next().await.is_ok()
+    {
+        return;
+    }
+    // The timer is left.
+    *announcements = None;
     std::future::pending().await
 }
 
