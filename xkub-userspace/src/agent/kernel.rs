@@ -8,6 +8,7 @@ use crate::{
     netlink::Netlink,
     node::{
         address_device::{AddressDevice, AddressDeviceError, LOOPBACK},
+        blocked_source,
         uplink::{self, Uplink},
     },
 };
@@ -105,12 +106,18 @@ fn find_device(
         },
         None => return Ok(None),
     };
+    let blocked = blocked_source::blocked(netlink)?;
     Ok(Some(Device {
         index: device.index(),
         is_ours: device.is_ours(),
         is_up: device.is_up(),
         mtu: device.mtu(),
-        addresses: device.host_addresses(netlink)?,
+        addresses: device
+            .host_addresses(netlink)?
+            .into_iter()
+            // From these nothing leaves, so that they are as good as not there.
+            .filter(|address| !blocked.contains(address))
+            .collect(),
         name: device.name,
     }))
 }
