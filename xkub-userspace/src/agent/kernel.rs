@@ -44,19 +44,15 @@ pub(super) fn look(name: Option<&str>, device: &str) -> Result<Kernel, datapath:
 }
 
 fn find_uplink(netlink: &Netlink, name: Option<&str>) -> Result<Uplink, String> {
-    let found;
-    let name = match name {
-        Some(name) => name,
-        None => {
-            found = super::default_route::find()
-                .map_err(|error| format!("the routes can't be read: {error}"))?
-                .ok_or(
-                    "there is no default route to tell the uplink by; wait for DHCP, or set uplink",
-                )?;
-            &found
-        }
+    let found = match name {
+        Some(name) => name.to_owned(),
+        None => super::default_route::find()
+            .map_err(|error| format!("the routes can't be read: {error}"))?
+            .ok_or(
+                "there is no default route to tell the uplink by; wait for DHCP, or set uplink",
+            )?,
     };
-    uplink::find(netlink, name).map_err(|error| error.to_string())
+    uplink::find(netlink, &found).map_err(|error| error.to_string())
 }
 
 fn attached(uplink: &str) -> Result<Option<Attached>, datapath::Error> {

@@ -216,19 +216,18 @@ fn remember(
         Action::Attach { settings, .. } => Some((settings.node_address, outcome)),
         _ => None,
     });
-    let in_force = match attached {
-        Some((address, Outcome::Done)) => address,
-        _ => {
-            let shown = observation.datapath.iter();
-            let mut address = DualAddress::default();
-            for line in shown.flat_map(|attached| &attached.shown.addresses) {
-                match line.node {
-                    IpAddr::V4(node) => address.v4 = Some(node),
-                    IpAddr::V6(node) => address.v6 = Some(node),
-                }
+    let in_force = if let Some((address, Outcome::Done)) = attached {
+        address
+    } else {
+        let shown = observation.datapath.iter();
+        let mut address = DualAddress::default();
+        for line in shown.flat_map(|attached| &attached.shown.addresses) {
+            match line.node {
+                IpAddr::V4(node) => address.v4 = Some(node),
+                IpAddr::V6(node) => address.v6 = Some(node),
             }
-            address
         }
+        address
     };
     if in_force != DualAddress::default() && in_force != memory.last_good {
         memory.last_good = in_force;
@@ -323,8 +322,8 @@ impl Agent {
                 let retry = self.applier.next_retry();
                 tokio::select! {
                     biased;
-                    _ = interrupt.recv() => return self.stop(),
-                    _ = terminate.recv() => return self.stop(),
+                    _ = interrupt.recv() => { stop(); return Ok(()); }
+                    _ = terminate.recv() => { stop(); return Ok(()); }
                     () = self.netlink.next(&self.interfaces) => break Trigger::Netlink,
                     () = changed(&mut reflectors) => break Trigger::Reflector,
                     Ok(()) = node.changed() => break Trigger::Node,
@@ -345,13 +344,6 @@ impl Agent {
             sleep(DEBOUNCE).await;
             timer.reset();
         }
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "the end of the loop")]
-    fn stop(&self) -> Result<(), AgentError> {
-        tell_systemd(&[NotifyState::Stopping]);
-        info!("stopped; the datapath stays attached");
-        Ok(())
     }
 
     /// Looks at the hooks, which costs next to nothing while nobody has touched them.
@@ -556,6 +548,11 @@ impl Agent {
     }
 }
 
+fn stop() {
+    tell_systemd(&[NotifyState::Stopping]);
+    info!("stopped; the datapath stays attached");
+}
+
 /// One line for `systemctl status`.
 fn summary(status: &Status) -> String {
     let addresses: Vec<String> = status
@@ -603,7 +600,7 @@ async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn announced(announcements: &mut Option<Announcements>) {
