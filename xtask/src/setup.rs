@@ -71,7 +71,7 @@ const PROGRAMS: [Program; 5] = [
 ];
 
 /// What guests are made of, beside [`PROGRAMS`]. cpio is not among them: the initramfs is written by the lab itself.
-const GUEST_PROGRAMS: [Program; 6] = [
+const GUEST_PROGRAMS: [Program; 8] = [
     Program {
         name: "qemu-system-x86_64",
         package: "qemu-system-x86",
@@ -81,6 +81,16 @@ const GUEST_PROGRAMS: [Program; 6] = [
         name: "busybox",
         package: "busybox-static",
         purpose: "is the user space of guests",
+    },
+    Program {
+        name: "mmdebstrap",
+        package: "mmdebstrap",
+        purpose: "makes the image of guests with systemd",
+    },
+    Program {
+        name: "mkfs.ext4",
+        package: "e2fsprogs",
+        purpose: "makes the disk of guests with systemd",
     },
     Program {
         name: "xz",

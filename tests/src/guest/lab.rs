@@ -1,12 +1,14 @@
 //! The guest lab: the masquerade lab with QEMU guests where that has namespaces.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::counters::Counters;
+use super::dhcp::Dhcp;
+use super::image::Disk;
 use super::kernel::{Kernel, Series};
 use super::machine::{Guest, Hardware};
 use crate::masquerade::{
@@ -33,6 +35,7 @@ pub struct LabBuilder {
     queues: u32,
     offloads_change: bool,
     programs: Vec<PathBuf>,
+    disks: [Option<Disk>; 2],
 }
 
 impl LabBuilder {
@@ -71,7 +74,17 @@ impl LabBuilder {
         self
     }
 
-    /// Builds the lab and boots both guests.
+    /// Node 0 or node 1 goes on from a disk with systemd, and takes its guest address by DHCP.
+    ///
+    /// # Panics
+    /// For any other index.
+    #[must_use]
+    pub fn disk(mut self, index: usize, disk: Disk) -> Self {
+        self.disks[index] = Some(disk);
+        self
+    }
+
+    /// Builds the lab and boots both guests. One with systemd is still booting then: it serves commands early.
     ///
     /// # Errors
     /// Without root, or when a program is missing, or a guest does not come up.
@@ -83,6 +96,7 @@ impl LabBuilder {
             queues,
             offloads_change,
             programs,
+            disks,
         } = self;
         let infra = Masquerade::builder().mtu(mtu);
         let Pods {
@@ -91,32 +105,47 @@ impl LabBuilder {
             launchers: [one, two],
         } = infra.pods()?;
         let multi_queue = if queues > 1 { " multi_queue" } else { "" };
-        let node = |number: usize, launcher: Namespace| -> Result<GuestNode> {
+        // Started here, because a server ends with the thread that started it.
+        let mut servers = [None, None];
+        for ((launcher, disk), server) in [&one, &two].iter().zip(&disks).zip(&mut servers) {
             infra.bind(
-                &launcher,
+                launcher,
                 &format!("tuntap add tap0 mode tap vnet_hdr{multi_queue}"),
             )?;
-            let hardware = Hardware {
-                name: format!("guest{number}"),
-                cpus,
-                queues,
-                mtu,
-                mac: launcher.mac("eth0")?,
-                offloads_change,
-                programs: programs.clone(),
+            if disk.is_some() {
+                *server = Some(Dhcp::start(launcher, &launcher.mac("eth0")?, mtu)?);
+            }
+        }
+        let [server_one, server_two] = servers;
+        let node =
+            |number: usize, launcher: Namespace, server: Option<Dhcp>| -> Result<GuestNode> {
+                let hardware = Hardware {
+                    name: format!("guest{number}"),
+                    cpus,
+                    queues,
+                    mtu,
+                    mac: launcher.mac("eth0")?,
+                    offloads_change,
+                    programs: programs.clone(),
+                    disk: disks[number - 1].clone(),
+                };
+                let guest = Guest::start(&launcher, &kernel, hardware)?;
+                let node = GuestNode {
+                    number,
+                    guest,
+                    launcher,
+                    node_v4: NODE_V4[number - 1],
+                    node_v6: NODE_V6[number - 1],
+                    _dhcp: server,
+                };
+                if node.guest.hardware().disk.is_none() {
+                    node.configure_uplink(UPLINK)?;
+                }
+                Ok(node)
             };
-            let guest = Guest::start(&launcher, &kernel, hardware)?;
-            let node = GuestNode {
-                number,
-                guest,
-                launcher,
-            };
-            node.configure_uplink(UPLINK)?;
-            Ok(node)
-        };
         let (one, two) = std::thread::scope(|scope| {
-            let two = scope.spawn(|| node(2, two));
-            (node(1, one), two.join())
+            let two = scope.spawn(|| node(2, two, server_two));
+            (node(1, one, server_one), two.join())
         });
         let two = match two {
             Ok(node) => node,
@@ -154,6 +183,7 @@ impl Lab {
             queues: 1,
             offloads_change: true,
             programs: Vec::new(),
+            disks: [None, None],
         }
     }
 
@@ -281,6 +311,34 @@ impl Lab {
         Ok(())
     }
 
+    /// Gives the pod of node 0 or node 1 other addresses, as a live migration does: the guest knows nothing of it until it
+    /// is told to announce itself, see [`Guest::announce`].
+    ///
+    /// # Errors
+    /// When `ip` refuses something.
+    ///
+    /// # Panics
+    /// For any other index.
+    pub fn migrate(&mut self, index: usize, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<()> {
+        let node = &mut self.nodes[index];
+        let (number, old4, old6) = (node.number, node.node_v4, node.node_v6);
+        // New flows can't take the old address any more, and masquerade forgets those that had it.
+        node.launcher.ip(&format!(
+            "addr add {v4}/32 dev eth0\n\
+             addr add {v6}/128 dev eth0 nodad\n\
+             addr del {old4}/32 dev eth0\n\
+             addr del {old6}/128 dev eth0\n"
+        ))?;
+        self.fabric.ip(&format!(
+            "route add {v4} dev pod{number}\n\
+             route add {v6} dev pod{number}\n\
+             route del {old4} dev pod{number}\n\
+             route del {old6} dev pod{number}\n"
+        ))?;
+        (node.node_v4, node.node_v6) = (v4, v6);
+        Ok(())
+    }
+
     /// Attaches `xkub` in both guests.
     ///
     /// # Errors
@@ -310,6 +368,9 @@ pub struct GuestNode {
     pub guest: Guest,
     /// The pod's network namespace.
     pub launcher: Namespace,
+    node_v4: Ipv4Addr,
+    node_v6: Ipv6Addr,
+    _dhcp: Option<Dhcp>,
 }
 
 impl GuestNode {
@@ -322,13 +383,16 @@ impl GuestNode {
     /// The node address of a family: the pod's.
     #[must_use]
     pub fn node_address(&self, family: Family) -> IpAddr {
-        node_address(self.number, family)
+        match family {
+            Family::V4 => self.node_v4.into(),
+            Family::V6 => self.node_v6.into(),
+        }
     }
 
     /// Both node addresses as `--node-address` takes them.
     #[must_use]
     pub fn node_addresses(&self) -> String {
-        format!("{},{}", NODE_V4[self.number - 1], NODE_V6[self.number - 1])
+        format!("{},{}", self.node_v4, self.node_v6)
     }
 
     /// What DHCP does in a guest.
@@ -346,12 +410,15 @@ impl GuestNode {
         ))
     }
 
-    /// Switches the guest off and on again, and does what DHCP does.
+    /// Switches the guest off and on again, and does what DHCP does where there is none.
     ///
     /// # Errors
     /// As [`Guest::reboot`].
     pub fn reboot(&mut self) -> Result<()> {
         self.guest.reboot(&self.launcher)?;
+        if self.guest.hardware().disk.is_some() {
+            return Ok(());
+        }
         self.configure_uplink(UPLINK)
     }
 
