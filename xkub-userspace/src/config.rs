@@ -1,1 +1,0 @@
-//! The configuration file: its keys, defaults and validation.
