@@ -14,6 +14,8 @@ const PROGRAM: &str = include_str!("k0s.sh");
 pub const TOKEN_FILE: &str = "/etc/k0s/k0stoken";
 /// The worker's unit.
 pub const UNIT: &str = "k0sworker.service";
+/// Where a disk may have the certificate, and its key, that the cluster would give the kubelet: as PEM, one after the other.
+pub const CLIENT_CERTIFICATE: &str = "/usr/lib/lab/kubelet-client.pem";
 /// Where each start leaves a line.
 const STARTS: &str = "/var/log/k0s-starts";
 /// A certificate of nobody.
@@ -57,10 +59,10 @@ impl Start {
     }
 }
 
-/// The unit as k0s 1.36.3 writes it (pkg/install/systemd_linux.go): flags sorted, spaces as `\x20`, nothing else escaped.
+/// The unit as k0s 1.36.3 writes it (`pkg/install/systemd_linux.go`): flags sorted, spaces as `\x20`, nothing else escaped.
 fn unit() -> String {
     format!(
-        r#"[Unit]
+        r"[Unit]
 Description=k0s - Zero Friction Kubernetes
 Documentation=https://docs.k0sproject.io
 ConditionFileIsExecutable=/usr/local/bin/k0s
@@ -84,11 +86,11 @@ Restart=always
 
 [Install]
 WantedBy=multi-user.target
-"#
+"
     )
 }
 
-/// A worker's join token (k0s pkg/token/joinencode.go): a kubeconfig as gzip as base64.
+/// A worker's join token (k0s, `pkg/token/joinencode.go`): a kubeconfig as gzip as base64.
 ///
 /// # Errors
 /// Without `gzip` or `base64`.
@@ -136,6 +138,8 @@ fn filter(program: &str, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// What `k0s install worker --token-file …` leaves on a disk, enabled, with a token for `server`.
+///
+/// The first start leaves [`CLIENT_CERTIFICATE`] where the kubelet's is, if there is one.
 ///
 /// # Errors
 /// As [`token`].

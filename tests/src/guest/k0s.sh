@@ -16,7 +16,12 @@ token=$(mktemp)
 base64 -d "$token_file" | gunzip > "$token"
 kubeconfig=/var/lib/k0s/kubelet.conf
 if [ ! -e "$kubeconfig" ]; then
-    mkdir -p /var/lib/k0s/kubelet/pki /run/k0s/kubelet
+    pki=/var/lib/k0s/kubelet/pki
+    mkdir -p $pki
+    if [ -e /usr/lib/lab/kubelet-client.pem ]; then
+        install -m 600 /usr/lib/lab/kubelet-client.pem $pki/kubelet-client-1.pem
+        ln -sf $pki/kubelet-client-1.pem $pki/kubelet-client-current.pem
+    fi
     (
         umask 077
         cat > "$kubeconfig" <<END
@@ -37,8 +42,8 @@ current-context: default-context
 users:
 - name: default-auth
   user:
-    client-certificate: /var/lib/k0s/kubelet/pki/kubelet-client-current.pem
-    client-key: /var/lib/k0s/kubelet/pki/kubelet-client-current.pem
+    client-certificate: $pki/kubelet-client-current.pem
+    client-key: $pki/kubelet-client-current.pem
 END
     )
 fi

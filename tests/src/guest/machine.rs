@@ -452,22 +452,12 @@ fn switch_on(
         .stdout(log.try_clone()?)
         .stderr(log);
     let mut guard = command.spawn().context("start QEMU")?;
-    let accept = |listener: &UnixListener| -> Result<UnixStream> {
-        let stream = wait_for("QEMU to connect", PATIENCE, || match listener.accept() {
-            Ok((stream, _)) => Ok(Some(stream)),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
-                if said.contains("not found") || said.contains(&format!("{QEMU}: -")) {
-                    bail!("QEMU did not start: {}", said.trim());
-                }
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        })?;
-        stream.set_nonblocking(false)?;
-        Ok(stream)
-    };
-    let connected = (|| Ok((accept(&agent)?, Qmp::new(accept(&monitor)?)?)))();
+    let connected = (|| {
+        Ok((
+            accept(&agent, folder)?,
+            Qmp::new(accept(&monitor, folder)?)?,
+        ))
+    })();
     match connected {
         Ok((agent, qmp)) => Ok(Process {
             guard,
@@ -480,6 +470,23 @@ fn switch_on(
             Err(error)
         }
     }
+}
+
+/// QEMU's connection, or why there is none.
+fn accept(listener: &UnixListener, folder: &Path) -> Result<UnixStream> {
+    let stream = wait_for("QEMU to connect", PATIENCE, || match listener.accept() {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
+            if said.contains("not found") || said.contains(&format!("{QEMU}: -")) {
+                bail!("QEMU did not start: {}", said.trim());
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    })?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// A command that runs in a guest until this is dropped.

@@ -6,6 +6,7 @@
 //! Nothing here is committed or built in: kernels come from Debian's archive ([`kernel`]), the user space of a guest is
 //! made of this machine's own programs ([`initramfs`]), or, where systemd matters, a Debian on a disk ([`image`]).
 
+pub mod api;
 pub mod bench;
 pub mod counters;
 mod dhcp;
