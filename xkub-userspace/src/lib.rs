@@ -2,10 +2,12 @@
 
 pub mod address;
 pub mod agent;
+pub mod cluster;
 pub mod cni;
 pub mod config;
 pub mod datapath;
 pub mod files;
+pub mod install;
 pub mod join;
 pub mod netlink;
 pub mod node;

@@ -19,6 +19,8 @@ const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core";
 const BPF_LINKER: &str = "0.13.0";
 /// The LLVM that Debian 12 has for it.
 const LLVM: &str = "/usr/lib/llvm-22";
+/// Is there where systemd runs as PID 1 (sd_booted(3)).
+const SYSTEMD: &str = "/run/systemd/system";
 /// The checker of licences and sources.
 const CARGO_DENY: &str = "0.20.2";
 
@@ -69,6 +71,16 @@ const PROGRAMS: [Program; 5] = [
         purpose: "measures throughput",
     },
 ];
+
+/// What only tests call, beside [`PROGRAMS`]: a STUN client and server that others wrote.
+const TEST_PROGRAMS: [Program; 1] = [Program {
+    name: "turnutils_stunclient",
+    package: COTURN,
+    purpose: "and turnserver talk STUN with the reflector and its client",
+}];
+/// Its package starts a server on every address. Tests start their own, in namespaces.
+const COTURN: &str = "coturn";
+const COTURN_UNIT: &str = "coturn.service";
 
 /// What guests are made of, beside [`PROGRAMS`]. cpio is not among them: the initramfs is written by the lab itself.
 const GUEST_PROGRAMS: [Program; 8] = [
@@ -178,11 +190,14 @@ fn missing(purpose: Purpose) -> Vec<Missing> {
     if purpose != Purpose::Build {
         let guests = matches!(purpose, Purpose::Guests | Purpose::Everything);
         let of_guests = GUEST_PROGRAMS.iter().filter(|_| guests);
+        let of_tests = TEST_PROGRAMS
+            .iter()
+            .filter(|_| purpose == Purpose::Everything);
         for &Program {
             name,
             package,
             purpose,
-        } in PROGRAMS.iter().chain(of_guests)
+        } in PROGRAMS.iter().chain(of_guests).chain(of_tests)
         {
             if shell::find(name).is_none() {
                 missing.push(Missing::Package {
@@ -305,7 +320,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     if shell::find("apt-get").is_none() {
         bail!("this is no Debian, so nothing was installed: see above");
     }
-    let apt = |arguments: &[&str]| -> Result<()> {
+    let run = |program: &[&str]| -> Result<()> {
         let mut command = if root::is_root() {
             Command::new("env")
         } else if shell::find("sudo").is_some() {
@@ -315,16 +330,17 @@ fn install_packages(packages: &[&str]) -> Result<()> {
         } else {
             bail!("installing packages needs root, and there is no sudo");
         };
-        command
-            .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"])
-            .args(arguments);
+        command.args(program);
         say(shell::line(&command));
         shell::run_quietly(&mut command)
     };
-    apt(&["update"])?;
-    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(packages);
-    apt(&arguments)
+    let apt = ["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"];
+    run(&[&apt[..], &["update"]].concat())?;
+    if packages.contains(&COTURN) && Path::new(SYSTEMD).exists() {
+        run(&["systemctl", "mask", COTURN_UNIT])?;
+    }
+    let install = ["install", "--yes", "--no-install-recommends"];
+    run(&[&apt[..], &install, packages].concat())
 }
 
 /// How to get the same without apt, as what follows "elsewhere".
@@ -338,6 +354,7 @@ fn by_hand(missing: &[Missing]) -> String {
     let programs: Vec<&str> = PROGRAMS
         .iter()
         .chain(&GUEST_PROGRAMS)
+        .chain(&TEST_PROGRAMS)
         .filter(|program| package(program.package))
         .map(|program| program.name)
         .collect();

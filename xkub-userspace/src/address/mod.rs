@@ -1,5 +1,10 @@
 //! The node address: where it can be learnt, and which answer counts.
 
+pub mod flap;
+pub mod limit;
+pub mod pick;
+pub mod reflector;
+pub mod reflector_client;
 pub mod stun;
 
 use std::{fmt, net::IpAddr};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use xkub_common::counter::{Class, Event, Family, Place};
 use xkub_userspace::{
     datapath::{
-        self, Cause, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Shown, Stats,
+        self, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Shown, Stats,
         Watched,
         settings::{
             DEFAULT_FLOW_ENTRIES, DualAddress, GuestAddress, IngressHook, parse_overlay_ports,
@@ -285,11 +285,7 @@ fn watch(uplink: Option<&str>, format: Format) -> anyhow::Result<()> {
 fn watched_text(watched: &Watched) -> String {
     match watched {
         Watched::Repaired(Repair { place, hook, cause }) => {
-            let cause = match cause {
-                Cause::Removed => "it was removed",
-                Cause::Overtaken => "somebody had overtaken us",
-                Cause::Alone => "the filters on clsact that it was behind are gone",
-            };
+            let cause = cause.words();
             format!(
                 "{} is back in its place on {}: {cause}\n",
                 place.name(),

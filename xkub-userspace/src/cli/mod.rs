@@ -4,8 +4,11 @@
 
 mod completions;
 mod datapath;
+mod install;
 mod output;
+mod reflector;
 mod table;
+mod token;
 
 use std::{
     io::{IsTerminal as _, stderr},
@@ -40,6 +43,15 @@ enum Command {
     /// The eBPF programs on the uplink
     #[command(subcommand)]
     Datapath(Box<datapath::Command>),
+    /// Tokens and join files: where they lead to, and pointing them to the join endpoint
+    #[command(subcommand)]
+    Token(token::Command),
+    /// Tell VMs which address they have outside: a STUN server for the infra cluster
+    Reflector(reflector::Arguments),
+    /// Install the agent, in this system or in an image; what is there already stays
+    Install(install::Install),
+    /// Remove all that was installed, and all that the agent wrote
+    Uninstall(install::Uninstall),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -58,6 +70,10 @@ pub fn run() -> ExitCode {
         .init();
     let result = match command {
         Command::Datapath(command) => datapath::run(*command, output),
+        Command::Token(command) => token::run(command, output),
+        Command::Reflector(arguments) => reflector::run(&arguments, output),
+        Command::Install(arguments) => install::install(&arguments, output),
+        Command::Uninstall(arguments) => install::uninstall(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {

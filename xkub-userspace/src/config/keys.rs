@@ -142,7 +142,7 @@ pub const KEYS: &[Key] = &[
         List,
         address.sources,
         values::sources,
-        |sources| written(sources.iter().map(|source| source.word()))
+        |sources| written(sources)
     ),
     key!(
         "address.static",
@@ -255,9 +255,6 @@ pub const KEYS: &[Key] = &[
         values::choice,
         |choice| Value::String(choice.word().to_owned())
     ),
-    key!("node.name", Text, node.name, values::node_name, |name| {
-        or_auto(name.as_deref())
-    }),
     key!(
         "node.kubeconfig",
         Text,

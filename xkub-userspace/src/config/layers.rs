@@ -13,7 +13,10 @@ use super::{
     Config,
     keys::{KEYS, Key, nearest},
 };
-use crate::files::{self, FileError};
+use crate::{
+    address::pick::Source,
+    files::{self, FileError},
+};
 
 /// Where the file is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/xkub/config.toml";
@@ -194,7 +197,7 @@ impl Loaded {
             );
         }
         let fixed = config.address.fixed.iter();
-        if fixed.count() > 0 && !config.address.sources.contains(&super::Source::Static) {
+        if fixed.count() > 0 && !config.address.sources.contains(&Source::Static) {
             return conflict(
                 "address.static",
                 "is set, but `static` is not among `address.sources`; add it there",
@@ -319,7 +322,7 @@ mod tests {
             ("uplink", "enp1s0"),
             ("guest-address", "10.0.2.2"),
             ("state-directory", "/run/other"),
-            ("address.sources", "static,cloud"),
+            ("address.sources", "static,cloud-provider"),
             ("address.static", "10.244.1.226,fd00::1"),
             ("address.reflectors", "reflector.example:3479,10.0.0.1"),
             ("address.infra-cidrs", "10.244.0.0/16"),
@@ -335,7 +338,6 @@ mod tests {
             ("join.endpoint", "10.9.9.9:6443"),
             ("join.replace", "10.96.0.0/12"),
             ("node.distribution", "k3s"),
-            ("node.name", "worker-1"),
             ("node.kubeconfig", "/etc/kubernetes/other.conf"),
             ("node.manage-node-ip", "false"),
             ("node.restart", "false"),
@@ -455,10 +457,10 @@ mod tests {
                 "[address]\nsources = [\"dns\"]",
                 &[],
                 &[],
-                "none of static, reflector",
+                "say static, reflector",
             ),
             (
-                "[address]\nstatic = [\"10.0.0.1\"]\nsources = [\"cloud\"]",
+                "[address]\nstatic = [\"10.0.0.1\"]\nsources = [\"cloud-provider\"]",
                 &[],
                 &[],
                 "`static` is not among",

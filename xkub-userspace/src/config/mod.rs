@@ -14,21 +14,19 @@ use ipnet::IpNet;
 pub use self::{
     keys::{KEYS, Key},
     layers::{ConfigError, DEFAULT_PATH, Loaded, Origin, load},
-    values::Endpoint,
 };
 use crate::{
+    address::{pick::Source, reflector_client::Server},
     datapath::settings::{
         DEFAULT_FLOW_ENTRIES, DEFAULT_OVERLAY_PORTS, DEFAULT_SERVICES, DualAddress, GuestAddress,
         IngressHook, PortRange, Service,
     },
-    node::address_device,
+    join::Endpoint,
+    node::{address_device, distribution},
 };
 
 /// The configuration file as it is installed: every key with its meaning and, commented out, its default.
 pub const DEFAULT_TEXT: &str = include_str!("default.toml");
-
-/// The port of a reflector that is given without one (RFC 8489 §8.1: STUN).
-pub const DEFAULT_REFLECTOR_PORT: u16 = 3478;
 
 /// Everything that can be configured, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,26 +57,13 @@ pub struct Address {
     /// The address of [`Source::Static`].
     pub fixed: DualAddress,
     /// STUN servers of [`Source::Reflector`].
-    pub reflectors: Vec<Endpoint>,
+    pub reflectors: Vec<Server>,
     /// Where node addresses lie; empty is anywhere.
     pub infra_cidrs: Vec<IpNet>,
     /// Where they don't.
     pub guest_cidrs: Vec<IpNet>,
     /// How often to ask without a reason.
     pub interval: Duration,
-}
-
-/// Where a node address may be learnt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
-    /// The configuration.
-    Static,
-    /// A STUN server outside.
-    Reflector,
-    /// `xkub.io/node-address` on the own Node.
-    Annotation,
-    /// InternalIP on the own Node, set by a cloud provider.
-    Cloud,
 }
 
 /// `[datapath]`.
@@ -125,8 +110,6 @@ pub struct Join {
 pub struct Node {
     /// What runs the kubelet.
     pub distribution: Distribution,
-    /// The Node's name; none is to be found out.
-    pub name: Option<String>,
     /// The kubeconfig for the own Node; none is the kubelet's.
     pub kubeconfig: Option<PathBuf>,
     /// Whether `--node-ip` is ours to set.
@@ -146,14 +129,8 @@ pub struct Node {
 pub enum Distribution {
     /// To be found by looking.
     Auto,
-    /// k0s.
-    K0s,
-    /// A kubelet of its own, as kubeadm has it.
-    Kubeadm,
-    /// k3s.
-    K3s,
-    /// rke2.
-    Rke2,
+    /// This one.
+    Named(distribution::Distribution),
     /// Nothing here is xkub's business.
     None,
 }
@@ -172,12 +149,7 @@ impl Default for Config {
             guest_address: GuestAddress::Auto,
             state_directory: PathBuf::from("/run/xkub"),
             address: Address {
-                sources: vec![
-                    Source::Static,
-                    Source::Reflector,
-                    Source::Annotation,
-                    Source::Cloud,
-                ],
+                sources: Source::ALL.to_vec(),
                 fixed: DualAddress::default(),
                 reflectors: Vec::new(),
                 infra_cidrs: Vec::new(),
@@ -200,7 +172,6 @@ impl Default for Config {
             join: Join::default(),
             node: Node {
                 distribution: Distribution::Auto,
-                name: None,
                 kubeconfig: None,
                 manage_node_ip: true,
                 restart: true,

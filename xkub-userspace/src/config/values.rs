@@ -11,11 +11,15 @@ use std::{
 use ipnet::IpNet;
 use toml::Value;
 
-use super::{DEFAULT_REFLECTOR_PORT, Distribution, NodePorts, Source};
-use crate::datapath::settings::Service;
-use crate::datapath::settings::{
-    DualAddress, GuestAddress, IngressHook, MAX_FLOW_ENTRIES, PortRange, parse_overlay_ports,
-    parse_services,
+use super::{Distribution, NodePorts};
+use crate::{
+    address::{pick::Source, reflector_client::Server},
+    datapath::settings::{
+        DualAddress, GuestAddress, IngressHook, MAX_FLOW_ENTRIES, PortRange, Service,
+        parse_overlay_ports, parse_services,
+    },
+    join::{Endpoint, EndpointError},
+    node::distribution,
 };
 
 /// The word for what is to be found out.
@@ -24,88 +28,6 @@ const AUTO: &str = "auto";
 const MAX_INTERFACE_NAME: usize = 15;
 /// More often costs more than it tells; see docs/benchmarks.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Labels of a Node's name are those of RFC 1123.
-const MAX_NODE_NAME: usize = 253;
-
-/// A host, by name or address, and a port.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Endpoint {
-    /// The name or address, without brackets.
-    pub host: String,
-    /// The port.
-    pub port: u16,
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') {
-            write!(f, "[{host}]:{port}")
-        } else {
-            write!(f, "{host}:{port}")
-        }
-    }
-}
-
-impl Endpoint {
-    /// Reads `HOST:PORT`, `[ADDRESS]:PORT`, and with a default port `HOST` and `ADDRESS`. What is wrong, if not.
-    fn parse(text: &str, default_port: Option<u16>) -> Result<Self, String> {
-        let error = || {
-            let shape = if default_port.is_some() {
-                "HOST or HOST:PORT"
-            } else {
-                "HOST:PORT"
-            };
-            format!("`{text}` is not {shape}; an IPv6 address with a port stands in brackets")
-        };
-        let whole = |host: &str| {
-            let port = default_port.ok_or_else(error)?;
-            Ok(Self {
-                host: host.to_owned(),
-                port,
-            })
-        };
-        if let Ok(address) = text.parse::<IpAddr>() {
-            return whole(&address.to_string());
-        }
-        let (host, port) = match text.strip_prefix('[') {
-            Some(rest) => {
-                let (address, rest) = rest.split_once(']').ok_or_else(error)?;
-                address.parse::<IpAddr>().map_err(|_| error())?;
-                if rest.is_empty() {
-                    return whole(address);
-                }
-                (address, rest.strip_prefix(':').ok_or_else(error)?)
-            }
-            None => match text.split_once(':') {
-                Some(split) => split,
-                None if is_name(text) => return whole(text),
-                None => return Err(error()),
-            },
-        };
-        let is_host = host.parse::<IpAddr>().is_ok() || is_name(host);
-        match port.parse() {
-            Ok(port) if port != 0 && is_host => Ok(Self {
-                host: host.to_owned(),
-                port,
-            }),
-            _ => Err(error()),
-        }
-    }
-}
-
-/// A DNS name (RFC 1123 §2.1), which a Node's name is as well.
-fn is_name(text: &str) -> bool {
-    text.len() <= MAX_NODE_NAME
-        && text.split('.').all(|label| {
-            !label.is_empty()
-                && !label.starts_with('-')
-                && !label.ends_with('-')
-                && label
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        })
-}
 
 /// A text.
 fn text(value: &Value) -> Result<&str, String> {
@@ -212,7 +134,7 @@ pub(super) fn kubeconfig(value: &Value) -> Result<Option<PathBuf>, String> {
 pub(super) fn sources(value: &Value) -> Result<Vec<Source>, String> {
     let mut sources = Vec::new();
     for word in list(value)? {
-        let source = choose(&word, &Source::WORDS)?;
+        let source = word.parse::<Source>().map_err(|error| error.to_string())?;
         if sources.contains(&source) {
             return Err(format!("`{word}` is there twice"));
         }
@@ -221,17 +143,17 @@ pub(super) fn sources(value: &Value) -> Result<Vec<Source>, String> {
     Ok(sources)
 }
 
-pub(super) fn reflectors(value: &Value) -> Result<Vec<Endpoint>, String> {
+pub(super) fn reflectors(value: &Value) -> Result<Vec<Server>, String> {
     list(value)?
         .iter()
-        .map(|word| Endpoint::parse(word, Some(DEFAULT_REFLECTOR_PORT)))
+        .map(|word| word.parse::<Server>().map_err(|error| error.to_string()))
         .collect()
 }
 
 pub(super) fn endpoint(value: &Value) -> Result<Option<Endpoint>, String> {
     match text(value)? {
         "" => Ok(None),
-        word => Endpoint::parse(word, None).map(Some),
+        word => word.parse().map(Some).map_err(|error: EndpointError| error.to_string()),
     }
 }
 
@@ -308,18 +230,6 @@ pub(super) fn port_range(value: &Value) -> Result<PortRange, String> {
     PortRange::from_str(word).map_err(|why| format!("`{word}`: {why}"))
 }
 
-pub(super) fn node_name(value: &Value) -> Result<Option<String>, String> {
-    match unless_auto(value)? {
-        None => Ok(None),
-        Some(name) if is_name(name) && !name.bytes().any(|byte| byte.is_ascii_uppercase()) => {
-            Ok(Some(name.to_owned()))
-        }
-        Some(name) => Err(format!(
-            "`{name}` can't be a Node's name: small letters, digits, `-` and `.`"
-        )),
-    }
-}
-
 pub(super) fn listen(value: &Value) -> Result<Option<SocketAddr>, String> {
     match text(value)? {
         "" => Ok(None),
@@ -344,15 +254,6 @@ pub(super) trait Choice: Copy + PartialEq + 'static {
     }
 }
 
-impl Choice for Source {
-    const WORDS: &'static [(&'static str, Self)] = &[
-        ("static", Self::Static),
-        ("reflector", Self::Reflector),
-        ("annotation", Self::Annotation),
-        ("cloud", Self::Cloud),
-    ];
-}
-
 impl Choice for IngressHook {
     const WORDS: &'static [(&'static str, Self)] = &[
         (AUTO, Self::Auto),
@@ -370,10 +271,10 @@ impl Choice for NodePorts {
 impl Choice for Distribution {
     const WORDS: &'static [(&'static str, Self)] = &[
         (AUTO, Self::Auto),
-        ("k0s", Self::K0s),
-        ("kubeadm", Self::Kubeadm),
-        ("k3s", Self::K3s),
-        ("rke2", Self::Rke2),
+        ("k0s", Self::Named(distribution::Distribution::K0s)),
+        ("kubeadm", Self::Named(distribution::Distribution::Kubeadm)),
+        ("k3s", Self::Named(distribution::Distribution::K3s)),
+        ("rke2", Self::Named(distribution::Distribution::Rke2)),
         ("none", Self::None),
     ];
 }
@@ -421,32 +322,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read_and_written() {
-        for (text, default, expected) in [
-            ("10.0.0.1:6443", None, Some("10.0.0.1:6443")),
-            ("api.example.com:6443", None, Some("api.example.com:6443")),
-            ("[fd00::1]:6443", None, Some("[fd00::1]:6443")),
-            ("10.0.0.1", Some(3478), Some("10.0.0.1:3478")),
-            ("fd00::1", Some(3478), Some("[fd00::1]:3478")),
-            ("[fd00::1]", Some(3478), Some("[fd00::1]:3478")),
-            ("reflector", Some(3478), Some("reflector:3478")),
-            ("10.0.0.1", None, None),
-            ("fd00::1:x", None, None),
-            ("", Some(3478), None),
-            ("host:0", None, None),
-            ("host:65536", None, None),
-            (":6443", None, None),
-            ("ho st:1", None, None),
-            ("https://host:1", None, None),
-            ("[host]:1", None, None),
-            ("[fd00::1]x", None, None),
-        ] {
-            let found = Endpoint::parse(text, default).map(|endpoint| endpoint.to_string());
-            assert_eq!(found.ok().as_deref(), expected, "{text}");
-        }
-    }
-
-    #[test]
     fn durations_have_a_unit() {
         for (text, expected) in [
             ("5s", Some(Duration::from_secs(5))),
@@ -491,10 +366,6 @@ mod tests {
             ("..", false),
         ] {
             assert_eq!(interface_name(name).is_ok(), is_valid, "{name}");
-        }
-        for (name, is_valid) in [("node-1.example", true), ("Node", false), ("-x", false)] {
-            let value = Value::String(name.to_owned());
-            assert_eq!(node_name(&value).is_ok(), is_valid, "{name}");
         }
     }
 }

@@ -336,8 +336,15 @@ impl Attaching<'_> {
         let Some(current) = self.current_device()? else {
             return Ok(Vec::new());
         };
-        let marked = self.pins.addresses()?;
         let orphaned = orphans.iter().map(|address| (current.clone(), address));
+        if self.settings.keep_old_addresses {
+            // With marks of their own, so that they can be found when they are to go.
+            for (name, address) in orphaned {
+                self.pins.mark_address(&name, address)?;
+            }
+            return Ok(Vec::new());
+        }
+        let marked = self.pins.addresses()?;
         Ok(marked
             .into_iter()
             .chain(orphaned)

@@ -2,6 +2,7 @@
 //!
 //! All functions block. They act in the network namespace and the mount namespace of the calling thread.
 
+mod addresses;
 mod attach;
 mod bpffs;
 mod capabilities;
@@ -12,6 +13,7 @@ mod counters;
 mod detach;
 mod error;
 mod hook;
+mod keeper;
 mod monitor;
 pub mod object;
 mod pins;
@@ -27,6 +29,7 @@ use std::{num::NonZeroU32, ops::ControlFlow};
 
 use self::pins::Pins;
 pub use self::{
+    addresses::{marked_addresses, put_addresses, remove_address},
     attach::attach,
     bpffs::BpffsError,
     capabilities::CapabilityError,
@@ -35,6 +38,7 @@ pub use self::{
     detach::Detached,
     error::Error,
     hook::{Direction, Hook, PlaceExt},
+    keeper::{Keeper, Look},
     monitor::{Ends, Shown},
     repair::{Cause, Repair},
     settings::Settings,

@@ -39,6 +39,18 @@ pub enum Cause {
     Alone,
 }
 
+impl Cause {
+    /// In a few words.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Removed => "it was removed",
+            Self::Overtaken => "somebody had overtaken us",
+            Self::Alone => "the filters on clsact that it was behind are gone",
+        }
+    }
+}
+
 /// Looks at every place. Those where we don't stand as we should.
 pub(super) fn faults(
     netlink: &Netlink,

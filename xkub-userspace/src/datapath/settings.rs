@@ -372,6 +372,10 @@ pub struct Settings {
     pub address_device: Option<String>,
     /// Room for remembered flows, per family.
     pub flow_entries: u32,
+    /// Whether what was the node address before stays on its device, to be taken away with
+    /// [`remove_address`](super::remove_address) when nobody relies on it any more: a kubelet does until it has been
+    /// restarted. What is still sent from it leaves untranslated.
+    pub keep_old_addresses: bool,
 }
 
 /// The addresses of one family.
@@ -427,6 +431,7 @@ impl Settings {
             ingress_hook: IngressHook::Auto,
             address_device: Some(crate::node::address_device::DEFAULT_NAME.to_owned()),
             flow_entries: DEFAULT_FLOW_ENTRIES,
+            keep_old_addresses: false,
         }
     }
 

@@ -10,31 +10,15 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Interval, MissedTickBehavior, interval},
 };
-use tracing::{debug, warn};
-use xkub_common::counter::Place;
 
 use super::{
-    bpffs, capabilities,
     error::Error,
-    hook::{Direction, Hook},
-    pins::Pins,
-    repair::{self, Repair},
-    sys,
-};
-use crate::{
-    netlink::Netlink,
-    node::uplink::{self, UplinkError},
+    keeper::{Keeper, Look},
+    repair::Repair,
 };
 
 /// How often chains are looked at: the kernel sends no event when a TCX program is attached.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How many places may be taken again in a row. Two programs that both want to be first would otherwise fight
-/// for ever, at the cost of a core.
-const PATIENCE: u32 = 12;
-/// One more after this many periods.
-const PATIENCE_PERIODS: u32 = 10;
-/// A chain whose revision has not changed is looked at all the same after this many periods.
-const FULL_LOOK_PERIODS: u32 = 30;
 
 /// What a watcher did, or saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,30 +38,30 @@ pub enum Watched {
 /// # Errors
 /// [`Error`]: nothing is attached, or events can't be had.
 pub(super) fn watch(name: &str, report: &mut dyn FnMut(Watched)) -> Result<(), Error> {
-    capabilities::check()?;
-    let pins = Pins::of(name);
-    if !bpffs::is_mounted()? || !pins.exist() {
+    let mut keeper = Keeper::new(name)?;
+    if !keeper.is_attached()? {
         return Err(Error::NotAttached(name.to_owned()));
     }
-    let netlink = Netlink::open()?;
     let mut waiter = Waiter::new().map_err(Error::Wait)?;
-    let mut patience = Patience::default();
-    let mut revisions = None;
     let mut last_failure = None;
     loop {
-        let wake = waiter.wait();
-        if wake == Wake::Stop {
-            report(Watched::Stopped);
-            return Ok(());
-        }
-        if !pins.exist() {
-            report(Watched::Detached);
-            return Ok(());
-        }
-        if wake == Wake::Tick {
-            patience.tick();
-        }
-        match look(&netlink, &pins, name, wake, &mut patience, &mut revisions) {
+        let look = match waiter.wait() {
+            Wake::Stop => {
+                report(Watched::Stopped);
+                return Ok(());
+            }
+            Wake::Tick => Look::Period,
+            Wake::Event => Look::Full,
+        };
+        let looked = match keeper.is_attached() {
+            Ok(false) => {
+                report(Watched::Detached);
+                return Ok(());
+            }
+            Ok(true) => keeper.look(look),
+            Err(error) => Err(error),
+        };
+        match looked {
             Ok(repairs) => {
                 last_failure = None;
                 for repair in repairs {
@@ -92,112 +76,6 @@ pub(super) fn watch(name: &str, report: &mut dyn FnMut(Watched)) -> Result<(), E
                     last_failure = Some(message);
                 }
             }
-        }
-    }
-}
-
-fn look(
-    netlink: &Netlink,
-    pins: &Pins,
-    name: &str,
-    wake: Wake,
-    patience: &mut Patience,
-    revisions: &mut Option<[u64; 2]>,
-) -> Result<Vec<Repair>, Error> {
-    let uplink = match uplink::find(netlink, name) {
-        Ok(uplink) => uplink,
-        // It may come back.
-        Err(UplinkError::Unknown { .. }) => {
-            *revisions = None;
-            return Ok(Vec::new());
-        }
-        Err(error) => return Err(error.into()),
-    };
-    if wake == Wake::Tick
-        && !patience.is_full_look()
-        && is_tcx_unchanged(pins, uplink.index, *revisions)?
-    {
-        return Ok(Vec::new());
-    }
-    let faults = repair::faults(netlink, &uplink, pins)?;
-    let repairs = if faults.is_empty() {
-        faults
-    } else if patience.take() {
-        let lock = pins.lock()?;
-        let repairs = if pins.exist() {
-            repair::repair(netlink, &uplink, pins)?
-        } else {
-            Vec::new()
-        };
-        drop(lock);
-        repairs
-    } else {
-        debug!(?faults, "waiting: places were taken again too often");
-        return Ok(Vec::new());
-    };
-    *revisions = Some(tcx_revisions(uplink.index)?);
-    Ok(repairs)
-}
-
-/// Whether all is on TCX, and nobody was there since we looked.
-fn is_tcx_unchanged(pins: &Pins, ifindex: u32, known: Option<[u64; 2]>) -> Result<bool, Error> {
-    for place in Place::ALL {
-        if pins.hook(*place)? != Hook::Tcx {
-            return Ok(false);
-        }
-    }
-    Ok(known == Some(tcx_revisions(ifindex)?))
-}
-
-fn tcx_revisions(ifindex: u32) -> Result<[u64; 2], Error> {
-    let revision = |direction| match sys::tcx_chain(ifindex, direction) {
-        Ok(chain) => Ok(chain.revision),
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(0),
-        Err(error) => Err(Error::Wait(error)),
-    };
-    Ok([revision(Direction::Ingress)?, revision(Direction::Egress)?])
-}
-
-/// How often places may still be taken again.
-#[derive(Debug)]
-struct Patience {
-    left: u32,
-    periods: u32,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            left: PATIENCE,
-            periods: 0,
-        }
-    }
-}
-
-impl Patience {
-    fn tick(&mut self) {
-        self.periods = self.periods.wrapping_add(1);
-        if self.periods.is_multiple_of(PATIENCE_PERIODS) {
-            self.left = (self.left + 1).min(PATIENCE);
-        }
-    }
-
-    fn is_full_look(&self) -> bool {
-        self.periods.is_multiple_of(FULL_LOOK_PERIODS)
-    }
-
-    fn take(&mut self) -> bool {
-        match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                if left == 0 {
-                    warn!(
-                        "somebody keeps taking our places; they are taken again more slowly from now on"
-                    );
-                }
-                true
-            }
-            None => false,
         }
     }
 }
@@ -262,22 +140,5 @@ impl Waiter {
             while events.try_recv().is_ok() {}
             wake
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn patience_runs_out_and_comes_back() {
-        let mut patience = Patience::default();
-        assert!((0..PATIENCE).all(|_| patience.take()));
-        assert!(!patience.take());
-        (0..PATIENCE_PERIODS).for_each(|_| patience.tick());
-        assert!(patience.take());
-        assert!(!patience.take());
-        (0..PATIENCE_PERIODS * 100).for_each(|_| patience.tick());
-        assert_eq!(patience.left, PATIENCE);
     }
 }

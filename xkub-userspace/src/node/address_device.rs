@@ -77,6 +77,32 @@ impl AddressDevice {
         self.is_ours
     }
 
+    /// Whether it is up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.is_up
+    }
+
+    /// Its MTU, bytes.
+    #[must_use]
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// The addresses on it that stand there as [`Self::add`] would put them.
+    ///
+    /// # Errors
+    /// [`AddressDeviceError::Netlink`].
+    pub fn host_addresses(&self, netlink: &Netlink) -> Result<Vec<IpAddr>, AddressDeviceError> {
+        Ok(addresses(netlink)?
+            .iter()
+            .filter_map(|message| {
+                let address = address_of(message)?;
+                self.holds(message, address).then_some(address)
+            })
+            .collect())
+    }
+
     /// Finds or makes the device: up, and if it is ours with this MTU (bytes) and without an IPv6 link-local
     /// address. Where the kernel has no dummy device this is [`LOOPBACK`], which the name then tells.
     ///

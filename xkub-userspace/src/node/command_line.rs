@@ -3,7 +3,7 @@
 //! Source: systemd.service(5) "Command lines", systemd.syntax(7) "Quoting", and `extract_first_word()`, which is
 //! laxer than the manual: quotes count anywhere in a word, and an escape that it does not know stays as it is.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use thiserror::Error;
 
@@ -54,6 +54,7 @@ pub fn split(line: &str) -> Result<Vec<Word>, SplitError> {
 }
 
 /// The words as one line, each in its raw form.
+#[must_use]
 pub fn join(words: &[Word]) -> String {
     let mut line = words
         .iter()
@@ -69,6 +70,7 @@ pub fn join(words: &[Word]) -> String {
 }
 
 /// A word of a unit file that has this value. `%` and `$` are left to systemd; see [`literal`].
+#[must_use]
 pub fn quote(value: &str) -> String {
     if value.is_empty() {
         return r#""""#.to_owned();
@@ -91,6 +93,7 @@ pub fn quote(value: &str) -> String {
 }
 
 /// Text that systemd shall take as it is: no `%` and no `$` in it means anything.
+#[must_use]
 pub fn literal(text: &str) -> String {
     text.replace('%', "%%").replace('$', "$$")
 }
@@ -117,6 +120,7 @@ pub fn expand(words: &[Word], unit: &str, variables: &BTreeMap<String, String>) 
 }
 
 /// Replaces the specifiers that depend on the unit's name alone (systemd.unit(5) "Specifiers").
+#[must_use]
 pub fn specifiers(text: &str, unit: &str) -> String {
     let stem = unit.rsplit_once('.').map_or(unit, |(stem, _)| stem);
     let (prefix, instance) = stem.split_once('@').unwrap_or((stem, ""));
@@ -179,7 +183,8 @@ fn is_space(character: char) -> bool {
 }
 
 fn push_hex(text: &mut String, character: char) {
-    text.push_str(&format!(r"\x{:02x}", u32::from(character)));
+    // Writing to a string never fails.
+    let _ = write!(text, r"\x{:02x}", u32::from(character));
 }
 
 /// The first word of a line that does not begin with a space, and what follows it.
@@ -311,7 +316,10 @@ mod tests {
             (r#""" ''"#, &["", ""]),
             (r"\s\t\x41\101\u00e9\U0001F600", &[" \tAA\u{e9}\u{1f600}"]),
             // No escapes, or not ones that an argument can hold.
-            (r"\q \x4 \x00 \u12 \400 \", &[r"\q", r"\x4", r"\x00", r"\u12", r"\400", r"\"]),
+            (
+                r"\q \x4 \x00 \u12 \400 \",
+                &[r"\q", r"\x4", r"\x00", r"\u12", r"\400", r"\"],
+            ),
             (r"a \; b", &["a", ";", "b"]),
             (r"\xc3\xa9", &["\u{e9}"]),
             ("%i %% $A ${B}", &["%i", "%%", "$A", "${B}"]),

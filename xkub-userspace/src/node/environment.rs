@@ -41,6 +41,7 @@ enum Within {
 }
 
 /// All assignments, in their order. Lines that are none are passed over, as systemd does.
+#[must_use]
 pub fn parse(text: &str) -> Vec<Variable> {
     let mut variables = Vec::new();
     let mut start = 0;
@@ -123,6 +124,7 @@ fn end_of_line(text: &str, start: usize) -> usize {
 }
 
 /// The value that counts: of several assignments, the last.
+#[must_use]
 pub fn get(text: &str, name: &str) -> Option<String> {
     parse(text)
         .into_iter()
@@ -132,6 +134,7 @@ pub fn get(text: &str, name: &str) -> Option<String> {
 
 /// The text with `name` set to `value`, all else in it as it was. [`unset`] puts back what was there. None where a
 /// quotation mark that is never closed would swallow it.
+#[must_use]
 pub fn set(text: &str, name: &str, value: &str) -> Option<String> {
     let text = with(text, name, value);
     (get(&text, name)? == value).then_some(text)
@@ -139,7 +142,10 @@ pub fn set(text: &str, name: &str, value: &str) -> Option<String> {
 
 fn with(text: &str, name: &str, value: &str) -> String {
     let line = format!("{name}={}", quote(value));
-    let Some(last) = parse(text).into_iter().rfind(|variable| variable.name == name) else {
+    let Some(last) = parse(text)
+        .into_iter()
+        .rfind(|variable| variable.name == name)
+    else {
         let unterminated = if text.is_empty() || text.ends_with('\n') {
             String::new()
         } else {
@@ -215,10 +221,7 @@ fn split_saved(before: &str) -> (&str, String) {
     let mut saved = Vec::new();
     while let Some(lines) = rest.strip_suffix('\n') {
         let begin = lines.rfind('\n').map_or(0, |at| at + 1);
-        let Some(line) = lines
-            .get(begin..)
-            .and_then(|line| line.strip_prefix(SAVED))
-        else {
+        let Some(line) = lines.get(begin..).and_then(|line| line.strip_prefix(SAVED)) else {
             break;
         };
         saved.push(line);

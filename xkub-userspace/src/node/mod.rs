@@ -2,10 +2,21 @@
 //! knows the address too.
 
 pub mod address_device;
+pub mod boot_order;
 pub mod command_line;
+pub mod distribution;
 pub mod environment;
 pub mod file_change;
+mod flags;
+mod k0s;
+mod k3s;
+mod kubeadm;
+pub mod node_ip;
+pub mod restart_guard;
 pub mod rooted;
+pub mod serving_certificate;
+pub mod systemd;
 pub mod tree;
 pub mod unit;
 pub mod uplink;
+mod yaml;

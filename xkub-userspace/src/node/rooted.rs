@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-/// The kernel's own bound (`MAXSYMLINKS`, path_resolution(7)).
+/// The kernel's own bound (`MAXSYMLINKS`, `path_resolution(7)`).
 const MAX_LINKS: usize = 40;
 
 /// Where an absolute `path` of the system below `root` really lies, every link followed within `root`. What does
@@ -32,7 +32,9 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<PathBuf> {
             Err(error)
                 if matches!(
                     error.kind(),
-                    io::ErrorKind::InvalidInput | io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    io::ErrorKind::InvalidInput
+                        | io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
                 ) =>
             {
                 done.push(name);

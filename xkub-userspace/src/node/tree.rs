@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fmt, fs, io,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -83,8 +84,7 @@ impl Tree {
             }
             Err(error) => return Err(error.into()),
         };
-        let text =
-            String::from_utf8(contents).map_err(|_| TreeError::NotUtf8(path.to_owned()))?;
+        let text = String::from_utf8(contents).map_err(|_| TreeError::NotUtf8(path.to_owned()))?;
         let modified = fs::metadata(&real)
             .and_then(|metadata| metadata.modified())
             .ok();
@@ -117,7 +117,8 @@ impl Tree {
     /// [`TreeError::File`].
     pub fn read_enabled(&mut self, root: &Path, folder: &Path) -> Result<(), TreeError> {
         for name in names(root, folder)? {
-            if name.ends_with(".wants") || name.ends_with(".requires") {
+            let kind = Path::new(&name).extension().and_then(OsStr::to_str);
+            if matches!(kind, Some("wants" | "requires")) {
                 self.enabled.extend(names(root, &folder.join(name))?);
             }
         }
@@ -137,6 +138,7 @@ impl Tree {
     }
 
     /// The files right in a folder, by name.
+    #[must_use]
     pub fn folder(&self, folder: &Path) -> Vec<(&Path, &str)> {
         self.entries
             .iter()
@@ -145,7 +147,13 @@ impl Tree {
             .collect()
     }
 
+    /// All paths.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.entries.keys().map(PathBuf::as_path)
+    }
+
     /// Whether a unit is enabled.
+    #[must_use]
     pub fn is_enabled(&self, unit: &str) -> bool {
         self.enabled.contains(unit)
     }

@@ -203,6 +203,7 @@ impl Unit {
     }
 
     /// The files that `EnvironmentFile=` names, in their order; the last one wins. Whether they exist is open.
+    #[must_use]
     pub fn environment_files(&self) -> Vec<PathBuf> {
         self.environment_files
             .iter()
@@ -284,14 +285,14 @@ fn settings(path: &Path, text: &str) -> Result<Vec<(String, String, Setting)>, U
     let mut section = String::new();
     for (line, text) in logical_lines(text) {
         if let Some(header) = text.strip_prefix('[') {
-            section = header
+            let name = header
                 .strip_suffix(']')
                 .ok_or_else(|| UnitError::Malformed {
                     path: path.to_owned(),
                     line,
                     problem: Problem::Section,
-                })?
-                .to_owned();
+                })?;
+            name.clone_into(&mut section);
         } else if let Some((key, value)) = text.split_once('=') {
             let setting = Setting {
                 path: path.to_owned(),
@@ -363,7 +364,10 @@ mod tests {
             ),
             // The administrator's file hides the distribution's.
             (
-                &[("/etc/systemd/system/k3s-agent.service", "[Service]\nExecStart=/bin/two")],
+                &[(
+                    "/etc/systemd/system/k3s-agent.service",
+                    "[Service]\nExecStart=/bin/two",
+                )],
                 &["/bin/two"],
             ),
             (
