@@ -99,7 +99,7 @@ pub(super) enum What {
     Link { target: String },
 }
 
-/// What is on a guest's disk beside the image. Of two things with the same path the later one counts.
+/// What is on a guest's disk beside the image. Of two things in the same place the later one counts.
 #[derive(Debug, Clone)]
 pub struct Disk {
     placed: Vec<Placed>,
@@ -141,6 +141,7 @@ impl Disk {
 
     fn place(mut self, path: &str, what: What) -> Self {
         let path = path.trim_start_matches('/').to_owned();
+        self.placed.retain(|placed| placed.path != path);
         self.placed.push(Placed { path, what });
         self
     }

@@ -63,7 +63,7 @@ pub fn build(kernel: &Kernel, programs: &[PathBuf], folder: &Path) -> Result<Pat
     image.extend(modules(kernel, &MODULES)?);
     let mut archive = Archive::default();
     let binary = xkub::binary()?;
-    archive.file("usr/sbin/xkub", &stripped(&binary)?, 0o755);
+    archive.file("usr/sbin/xkub", &stripped_xkub()?, 0o755);
     let mut needed = libraries(&binary)?;
     for program in programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -107,8 +107,13 @@ pub fn build_for_disk(
     }
     archive.file("init", DISK_INIT.as_bytes(), 0o755);
     archive.file(&format!("files/{}", image::AGENT), AGENT.as_bytes(), 0o755);
-    let binary = stripped(&xkub::binary()?)?;
-    archive.file("files/usr/local/bin/xkub", &binary, 0o755);
+    if !disk
+        .placed()
+        .iter()
+        .any(|placed| placed.path == "usr/local/bin/xkub")
+    {
+        archive.file("files/usr/local/bin/xkub", &stripped_xkub()?, 0o755);
+    }
     for program in programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         let inside = format!("files/usr/local/bin/{name}");
@@ -225,6 +230,14 @@ fn modules(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<u8>> {
         keep(&file, &bytes)?;
     }
     Ok(bytes)
+}
+
+/// The `xkub` that guests have.
+///
+/// # Errors
+/// Without one, or without `strip`.
+pub fn stripped_xkub() -> Result<Vec<u8>> {
+    stripped(&xkub::binary()?)
 }
 
 /// A binary without its debugging information, which is nine tenths of it.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
@@ -15,7 +16,9 @@ use crate::masquerade::{
     self, DEFAULT_MTU, Family, GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6, Masquerade, NODE_V4,
     NODE_V6, Overlay, Pods, UPLINK, node_address,
 };
-use crate::namespace::{Namespace, Output};
+use crate::namespace::{Namespace, Output, Running};
+use crate::wait::PATIENCE;
+use crate::xkub;
 
 /// How packets leave a launcher pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,8 +137,7 @@ impl LabBuilder {
                     number,
                     guest,
                     launcher,
-                    node_v4: NODE_V4[number - 1],
-                    node_v6: NODE_V6[number - 1],
+                    addresses: Mutex::new((NODE_V4[number - 1], NODE_V6[number - 1])),
                     _dhcp: server,
                 };
                 if node.guest.hardware().disk.is_none() {
@@ -319,9 +321,10 @@ impl Lab {
     ///
     /// # Panics
     /// For any other index.
-    pub fn migrate(&mut self, index: usize, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<()> {
-        let node = &mut self.nodes[index];
-        let (number, old4, old6) = (node.number, node.node_v4, node.node_v6);
+    pub fn migrate(&self, index: usize, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<()> {
+        let node = &self.nodes[index];
+        let number = node.number;
+        let (old4, old6) = node.addresses();
         // New flows can't take the old address any more, and masquerade forgets those that had it.
         node.launcher.ip(&format!(
             "addr add {v4}/32 dev eth0\n\
@@ -335,8 +338,24 @@ impl Lab {
              route del {old4} dev pod{number}\n\
              route del {old6} dev pod{number}\n"
         ))?;
-        (node.node_v4, node.node_v6) = (v4, v6);
+        *node
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = (v4, v6);
         Ok(())
+    }
+
+    /// `xkub reflector` on the host outside the pod network, at the usual port of all its addresses, until it is dropped.
+    ///
+    /// # Errors
+    /// When it does not start; the error carries what it said.
+    pub fn reflector(&self) -> Result<Running> {
+        let binary = xkub::binary()?;
+        let mut reflector = self
+            .client
+            .spawn([binary.as_os_str(), "reflector".as_ref()])?;
+        reflector.wait_output("listening", PATIENCE)?;
+        Ok(reflector)
     }
 
     /// Attaches `xkub` in both guests.
@@ -368,8 +387,8 @@ pub struct GuestNode {
     pub guest: Guest,
     /// The pod's network namespace.
     pub launcher: Namespace,
-    node_v4: Ipv4Addr,
-    node_v6: Ipv6Addr,
+    /// The pod's addresses, which change under whatever runs in the lab.
+    addresses: Mutex<(Ipv4Addr, Ipv6Addr)>,
     _dhcp: Option<Dhcp>,
 }
 
@@ -383,16 +402,25 @@ impl GuestNode {
     /// The node address of a family: the pod's.
     #[must_use]
     pub fn node_address(&self, family: Family) -> IpAddr {
+        let (v4, v6) = self.addresses();
         match family {
-            Family::V4 => self.node_v4.into(),
-            Family::V6 => self.node_v6.into(),
+            Family::V4 => v4.into(),
+            Family::V6 => v6.into(),
         }
+    }
+
+    fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
+        *self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Both node addresses as `--node-address` takes them.
     #[must_use]
     pub fn node_addresses(&self) -> String {
-        format!("{},{}", self.node_v4, self.node_v6)
+        let (v4, v6) = self.addresses();
+        format!("{v4},{v6}")
     }
 
     /// What DHCP does in a guest.
