@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf};
 
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-use crate::{datapath::Settings, node::file_change::FileChange};
+use crate::{datapath::Settings, join, node::file_change::FileChange};
 
 /// One step. Applied twice it changes nothing the second time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub enum Action {
     },
     /// Sets annotations on this node's Node.
     Annotate {
-        /// What they shall be; none is to be removed.
-        annotations: BTreeMap<String, Option<String>>,
+        /// What they shall be.
+        annotations: BTreeMap<String, String>,
         /// What for.
         why: String,
     },
@@ -47,6 +47,8 @@ pub enum Action {
     RewriteJoin {
         /// The file.
         path: PathBuf,
+        /// What kind of file.
+        kind: join::Kind,
         /// What changes in it.
         changes: Vec<String>,
     },
@@ -217,10 +219,7 @@ impl Action {
             Self::Annotate { annotations, .. } => {
                 let words: Vec<String> = annotations
                     .iter()
-                    .map(|(key, value)| match value {
-                        Some(value) => format!("{key}={value}"),
-                        None => format!("no {key}"),
-                    })
+                    .map(|(key, value)| format!("{key}={value}"))
                     .collect();
                 format!("annotate this node's Node with {}", words.join(" and "))
             }

@@ -40,7 +40,9 @@ fn interface_v4(text: &str) -> Option<String> {
         is_default.then(|| (metric, interface.to_owned()))
     });
     // The first of equal ones, as the kernel does.
-    routes.min_by_key(|(metric, _)| *metric).map(|(_, name)| name)
+    routes
+        .min_by_key(|(metric, _)| *metric)
+        .map(|(_, name)| name)
 }
 
 /// The same: destination, prefix length, source, prefix length, next hop, metric, reference count, use, flags,
@@ -48,7 +50,8 @@ fn interface_v4(text: &str) -> Option<String> {
 fn interface_v6(text: &str) -> Option<String> {
     let routes = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [destination, prefix, _, _, _, metric, _, _, flags, interface] = words.as_slice() else {
+        let [destination, prefix, _, _, _, metric, _, _, flags, interface] = words.as_slice()
+        else {
             return None;
         };
         let flags = u32::from_str_radix(flags, 16).ok()?;
@@ -59,7 +62,9 @@ fn interface_v6(text: &str) -> Option<String> {
             && is_usable(flags);
         is_default.then(|| (metric, (*interface).to_owned()))
     });
-    routes.min_by_key(|(metric, _)| *metric).map(|(_, name)| name)
+    routes
+        .min_by_key(|(metric, _)| *metric)
+        .map(|(_, name)| name)
 }
 
 fn is_usable(flags: u32) -> bool {

@@ -32,7 +32,9 @@ pub(super) fn look(name: Option<&str>, device: &str) -> Result<Kernel, datapath:
         Ok(uplink) => attached(&uplink.name)?,
         Err(_) => None,
     };
-    let marks = datapath.as_ref().map_or(&[][..], |attached| &attached.marks);
+    let marks = datapath
+        .as_ref()
+        .map_or(&[][..], |attached| &attached.marks);
     Ok(Kernel {
         device: find_device(&netlink, device, marks)?,
         uplink,
@@ -47,7 +49,9 @@ fn find_uplink(netlink: &Netlink, name: Option<&str>) -> Result<Uplink, String> 
         None => {
             found = super::default_route::find()
                 .map_err(|error| format!("the routes can't be read: {error}"))?
-                .ok_or("there is no default route to tell the uplink by; wait for DHCP, or set uplink")?;
+                .ok_or(
+                    "there is no default route to tell the uplink by; wait for DHCP, or set uplink",
+                )?;
             &found
         }
     };
@@ -102,6 +106,7 @@ fn find_device(
         None => return Ok(None),
     };
     Ok(Some(Device {
+        index: device.index(),
         is_ours: device.is_ours(),
         is_up: device.is_up(),
         mtu: device.mtu(),

@@ -72,18 +72,28 @@ mod tests {
     fn the_sets_addresses_are_read() {
         let head = r#"{"nftables": [{"metainfo": {"version": "1.0.6"}}, {"set": {"family": "ip", "name": "nodeport-ips", "table": "kube-proxy", "type": "ipv4_addr", "handle": 9"#;
         for (rest, expected) in [
-            (r#", "elem": ["10.244.1.226"]}}]}"#, Some(&["10.244.1.226"][..])),
+            (
+                r#", "elem": ["10.244.1.226"]}}]}"#,
+                Some(&["10.244.1.226"][..]),
+            ),
             (
                 r#", "elem": ["10.0.2.2", {"elem": {"val": "10.244.1.226", "comment": "x"}}]}}]}"#,
                 Some(&["10.0.2.2", "10.244.1.226"]),
             ),
             ("}}]}", Some(&[])),
-            (r#", "elem": [{"prefix": {"addr": "10.0.0.0", "len": 8}}]}}]}"#, Some(&[])),
+            (
+                r#", "elem": [{"prefix": {"addr": "10.0.0.0", "len": 8}}]}}]}"#,
+                Some(&[]),
+            ),
             ("", None),
         ] {
             let expected: Option<Vec<IpAddr>> =
                 expected.map(|texts| texts.iter().map(|text| text.parse().unwrap()).collect());
-            assert_eq!(elements((head.to_owned() + rest).as_bytes()), expected, "{rest}");
+            assert_eq!(
+                elements((head.to_owned() + rest).as_bytes()),
+                expected,
+                "{rest}"
+            );
         }
         assert_eq!(elements(br#"{"nftables": []}"#), None);
         assert_eq!(elements(b""), None);

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::{
     datapath::{Datapath, settings::DualAddress},
+    join,
     node::{file_change::FileChange, uplink::Uplink},
 };
 
@@ -63,6 +64,8 @@ pub struct Refusal {
 pub struct Device {
     /// Its name; `lo` where the kernel has no dummy device.
     pub name: String,
+    /// Its index.
+    pub index: u32,
     /// Whether we made it: only then its MTU is ours to set.
     pub is_ours: bool,
     /// Whether it is up.
@@ -91,6 +94,8 @@ pub struct Attached {
 pub struct JoinFile {
     /// Where it is.
     pub path: PathBuf,
+    /// What kind of file.
+    pub kind: join::Kind,
     /// What is to be done about it.
     pub state: JoinState,
 }
@@ -123,6 +128,8 @@ pub struct Worker {
     pub has_external_cloud_provider: bool,
     /// What a person should know.
     pub warnings: Vec<String>,
+    /// What its serving certificate waits for.
+    pub certificate: Option<String>,
 }
 
 /// What is known of this node's Node.
@@ -139,10 +146,10 @@ pub enum NodeState {
 /// What the CNI advertises as this node's address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cni {
-    /// Its name, if it is known.
-    pub name: Option<String>,
-    /// Annotations on the Node that are not as they should be, with what they should be; none is to be removed.
-    pub due: BTreeMap<String, Option<String>>,
+    /// Annotations on the Node that are not as they should be, with what they should be.
+    pub due: BTreeMap<String, String>,
+    /// What for.
+    pub why: String,
     /// What a person should know.
     pub warnings: Vec<String>,
 }

@@ -251,16 +251,14 @@ impl Plan {
         if cni.due.is_empty() {
             return;
         }
-        let name = cni.name.as_deref().unwrap_or("the CNI");
         if config.node.manage_cni {
             self.actions.push(Action::Annotate {
                 annotations: cni.due.clone(),
-                why: format!("{name} advertises another address for this node"),
+                why: cni.why.clone(),
             });
         } else {
-            self.problems.push(format!(
-                "{name} advertises another address for this node, and manage-cni is false"
-            ));
+            self.problems
+                .push(format!("{}, and manage-cni is false", cni.why));
         }
     }
 
@@ -270,6 +268,7 @@ impl Plan {
                 JoinState::Fine => {}
                 JoinState::Due(changes) => self.actions.push(Action::RewriteJoin {
                     path: file.path.clone(),
+                    kind: file.kind,
                     changes: changes.clone(),
                 }),
                 JoinState::Broken(why) => self.problems.push(why.clone()),
@@ -287,6 +286,7 @@ impl Plan {
             }
         };
         self.problems.extend(worker.warnings.iter().cloned());
+        self.waiting.extend(worker.certificate.iter().cloned());
         if !config.node.manage_node_ip {
             return;
         }

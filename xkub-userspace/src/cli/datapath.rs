@@ -10,8 +10,7 @@ use serde::Serialize;
 use xkub_common::counter::{Class, Event, Family, Place};
 use xkub_userspace::{
     datapath::{
-        self, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Shown, Stats,
-        Watched,
+        self, Counter, Datapath, Detached, Entry, Hooks, Repair, Settings, Shown, Stats, Watched,
         settings::{
             DEFAULT_FLOW_ENTRIES, DualAddress, GuestAddress, IngressHook, parse_overlay_ports,
             parse_services,

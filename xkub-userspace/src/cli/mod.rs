@@ -2,11 +2,14 @@
 //!
 //! Exit codes: 0 fine, 1 something is wrong (one line on stderr says what), 2 usage.
 
+mod agent;
 mod completions;
+mod config;
 mod datapath;
 mod install;
 mod output;
 mod reflector;
+mod settings;
 mod table;
 mod token;
 
@@ -52,6 +55,13 @@ enum Command {
     Install(install::Install),
     /// Remove all that was installed, and all that the agent wrote
     Uninstall(install::Uninstall),
+    /// Keep this node in line with its address: the datapath, join files, the kubelet, the CNI
+    Agent(Box<agent::Agent>),
+    /// Say what the running agent thinks of this node
+    Status(agent::StatusArguments),
+    /// The agent's configuration
+    #[command(subcommand)]
+    Config(config::Command),
     /// Completions for a shell
     Completions(completions::Arguments),
 }
@@ -74,6 +84,9 @@ pub fn run() -> ExitCode {
         Command::Reflector(arguments) => reflector::run(&arguments, output),
         Command::Install(arguments) => install::install(&arguments, output),
         Command::Uninstall(arguments) => install::uninstall(&arguments, output),
+        Command::Agent(arguments) => agent::run(&arguments, output),
+        Command::Status(arguments) => agent::status(&arguments, output),
+        Command::Config(command) => config::run(command, output),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
     };
     match result {

@@ -153,7 +153,10 @@ pub(super) fn reflectors(value: &Value) -> Result<Vec<Server>, String> {
 pub(super) fn endpoint(value: &Value) -> Result<Option<Endpoint>, String> {
     match text(value)? {
         "" => Ok(None),
-        word => word.parse().map(Some).map_err(|error: EndpointError| error.to_string()),
+        word => word
+            .parse()
+            .map(Some)
+            .map_err(|error: EndpointError| error.to_string()),
     }
 }
 

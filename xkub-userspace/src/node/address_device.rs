@@ -77,6 +77,12 @@ impl AddressDevice {
         self.is_ours
     }
 
+    /// Its index.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Whether it is up.
     #[must_use]
     pub fn is_up(&self) -> bool {

@@ -1,1 +1,6 @@
-//! Metrics, health and status.
+//! Metrics and health, over HTTP: `/metrics`, `/healthz`, `/readyz`.
+
+pub mod metrics;
+mod server;
+
+pub use self::{metrics::Metrics, server::serve};

@@ -39,6 +39,7 @@ fn settled() -> Observation {
         },
         device: Some(Device {
             name: "xkub0".to_owned(),
+            index: 3,
             is_ours: true,
             is_up: true,
             mtu: 1450,
@@ -47,11 +48,15 @@ fn settled() -> Observation {
         datapath: Some(attached(NODE)),
         join_files: vec![JoinFile {
             path: "/etc/k0s/k0stoken".into(),
+            kind: crate::join::Kind::K0s,
             state: JoinState::Fine,
         }],
         worker: Ok(Some(worker("k0s"))),
         node: NodeState::Shows(vec![address(NODE)]),
-        cni: Cni::default(),
+        cni: Cni {
+            why: "the CNI advertises another address".to_owned(),
+            ..Cni::default()
+        },
         node_port_addresses: None,
     }
 }
@@ -96,6 +101,7 @@ fn worker(distribution: &str) -> Worker {
         is_outdated: false,
         has_external_cloud_provider: false,
         warnings: Vec::new(),
+        certificate: None,
     }
 }
 
@@ -143,7 +149,7 @@ fn what_is_seen_leads_to_what_is_done() {
                 o.device = None;
                 o.worker = Ok(Some(untold("k0s")));
                 o.join_files[0].state = JoinState::Due(vec!["a → b".to_owned()]);
-                o.cni.due = BTreeMap::from([("ip".to_owned(), Some(NODE.to_owned()))]);
+                o.cni.due = BTreeMap::from([("ip".to_owned(), NODE.to_owned())]);
                 o.node = NodeState::NotJoined;
             },
             &[Attach, Annotate, RewriteJoin, SetNodeIp, Restart],
@@ -393,14 +399,14 @@ fn what_is_seen_leads_to_what_is_done() {
         ),
         (
             "flannel advertises another address",
-            |_, o, _| o.cni.due = BTreeMap::from([("ip".to_owned(), Some(NODE.to_owned()))]),
+            |_, o, _| o.cni.due = BTreeMap::from([("ip".to_owned(), NODE.to_owned())]),
             &[Annotate],
         ),
         (
             "the CNI is not ours",
             |c, o, _| {
                 c.node.manage_cni = false;
-                o.cni.due = BTreeMap::from([("ip".to_owned(), None)]);
+                o.cni.due = BTreeMap::from([("ip".to_owned(), NODE.to_owned())]);
             },
             &[],
         ),
@@ -471,7 +477,7 @@ fn what_cannot_be_helped_is_said() {
         (
             |c, o, _| {
                 c.node.manage_cni = false;
-                o.cni.due = BTreeMap::from([("ip".to_owned(), None)]);
+                o.cni.due = BTreeMap::from([("ip".to_owned(), NODE.to_owned())]);
             },
             "manage-cni is false",
         ),
