@@ -49,8 +49,8 @@ chroot "$1" systemctl --quiet mask \
     modprobe@configfs.service modprobe@drm.service modprobe@fuse.service \
     dev-hugepages.mount dev-mqueue.mount run-lock.mount sys-fs-fuse-connections.mount sys-kernel-debug.mount \
     sys-kernel-tracing.mount proc-sys-fs-binfmt_misc.automount \
-    systemd-networkd-wait-online.service systemd-networkd-persistent-storage.service systemd-network-generator.service \
-    systemd-pstore.service systemd-random-seed.service systemd-udev-load-credentials.service \
+    systemd-networkd-persistent-storage.service systemd-network-generator.service systemd-pstore.service \
+    systemd-random-seed.service systemd-udev-load-credentials.service \
     systemd-user-sessions.service
 echo 6c61620000004000800000000000000f > "$1/etc/machine-id"
 touch "$1/etc/.updated" "$1/var/.updated"
