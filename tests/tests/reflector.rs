@@ -110,6 +110,7 @@ impl Wire {
     }
 }
 
+#[expect(clippy::unwrap_used, reason = "called by tests with constants")]
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
@@ -242,27 +243,27 @@ fn fake(
     wire: &Wire,
     requests: usize,
     mut behave: impl FnMut(&UdpSocket, usize, &[u8], SocketAddr) + Send + 'static,
-) -> std::thread::JoinHandle<Vec<Vec<u8>>> {
+) -> Result<Fake> {
     let listen = (address(SERVER_V4), PORT);
-    let socket = wire
-        .server
-        .within(|| UdpSocket::bind(listen))
-        .unwrap()
-        .unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    std::thread::spawn(move || {
+    let socket = wire.server.within(|| UdpSocket::bind(listen))??;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(std::thread::spawn(move || {
         let mut seen = Vec::new();
         let mut buffer = [0; 2048];
         for number in 0..requests {
-            let (length, from) = socket.recv_from(&mut buffer).unwrap();
+            let (length, from) = socket.recv_from(&mut buffer)?;
             behave(&socket, number, &buffer[..length], from);
             seen.push(buffer[..length].to_vec());
         }
-        seen
-    })
+        Ok(seen)
+    }))
 }
 
+/// Gives the requests that came.
+type Fake = std::thread::JoinHandle<io::Result<Vec<Vec<u8>>>>;
+
 /// What an honest server would say to somebody at `address`.
+#[expect(clippy::unwrap_used, reason = "called by tests with constants")]
 fn honest(request: &[u8], address: &str) -> Vec<u8> {
     let address = address.parse().unwrap();
     stun::reply(request, address).unwrap().as_bytes().to_vec()
@@ -277,11 +278,12 @@ fn lost_requests_and_answers_are_made_up_for() {
                 .send_to(&honest(request, "10.244.1.226:1"), from)
                 .unwrap();
         }
-    });
+    })
+    .unwrap();
     let seen = wire.ask(&[SERVER_V4], Family::V4).unwrap().unwrap();
     assert_eq!(seen.address, address("10.244.1.226"));
     // The same transaction, again and again.
-    let requests = server.join().unwrap();
+    let requests = server.join().unwrap().unwrap();
     assert!(requests.iter().all(|request| *request == requests[0]));
     assert_eq!(requests[0].len(), stun::HEADER_LENGTH);
 }
@@ -332,10 +334,11 @@ fn lies_are_not_listened_to() {
         socket
             .send_to(&honest(request, "10.244.1.226:1"), from)
             .unwrap();
-    });
+    })
+    .unwrap();
     let seen = wire.ask(&[SERVER_V4], Family::V4).unwrap().unwrap();
     assert_eq!(seen.address, address("10.244.1.226"));
-    server.join().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
@@ -345,7 +348,8 @@ fn a_server_that_only_lies_is_silent_for_us() {
         for lie in lies(request) {
             socket.send_to(&lie, from).unwrap();
         }
-    });
+    })
+    .unwrap();
     let error = wire
         .ask_briefly(&[SERVER_V4], Family::V4)
         .unwrap()
@@ -356,8 +360,11 @@ fn a_server_that_only_lies_is_silent_for_us() {
     );
     let text = error.to_string();
     assert!(text.contains("192.0.2.1:3478"), "{text}");
-    server.join().unwrap();
+    server.join().unwrap().unwrap();
 }
+
+type Expected = fn(&AskError) -> bool;
+type Answering = Box<dyn Fn(&[u8]) -> Vec<u8> + Send>;
 
 #[test]
 fn what_a_server_says_instead_of_an_address_is_passed_on() {
@@ -365,7 +372,7 @@ fn what_a_server_says_instead_of_an_address_is_passed_on() {
     let header = |request: &[u8], kind: [u8; 2], length: u8| {
         [&kind[..], &[0, length], &request[4..20]].concat()
     };
-    let answers: [(fn(&AskError) -> bool, Box<dyn Fn(&[u8]) -> Vec<u8> + Send>); 3] = [
+    let answers: [(Expected, Answering); 3] = [
         (
             |error| matches!(error, AskError::Refused { code: 500, .. }),
             Box::new(move |request| {
@@ -396,13 +403,14 @@ fn what_a_server_says_instead_of_an_address_is_passed_on() {
     for (is_expected, answer) in answers {
         let server = fake(&wire, 1, move |socket, _, request, from| {
             socket.send_to(&answer(request), from).unwrap();
-        });
+        })
+        .unwrap();
         let AskErrors(errors) = wire.ask(&[SERVER_V4], Family::V4).unwrap().unwrap_err();
         assert!(
             matches!(&errors[..], [error] if is_expected(error)),
             "{errors:?}"
         );
-        server.join().unwrap();
+        server.join().unwrap().unwrap();
     }
 }
 

@@ -137,7 +137,6 @@ pub fn remove(path: &Path) -> Result<bool, FileError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::os::unix::fs::symlink;
 

@@ -112,6 +112,7 @@ const ALL: [(&str, Distribution); 9] = [
 ];
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn join_files_and_the_kubelets_files_are_found() {
     use JoinFileKind::{K0sToken, K3sConfig, K3sEnvironment, KubeadmJoin, Kubeconfig};
     for (fixture, files, kubeconfig, certificate, renewal, external) in [
@@ -517,11 +518,14 @@ fn what_is_malformed_is_said_without_its_contents() {
     ] {
         let root = Root::of(fixture);
         root.write(path, text);
-        let error = distribution::read(root.0.path())
-            .and_then(|tree| distribution::find(&tree, None))
-            .unwrap_err()
-            .to_string();
+        let tree = root.tree();
+        let error = distribution::find(&tree, None).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!error.contains("secret"), "{error}");
+        // It is of no interest where another one is named.
+        assert_eq!(
+            distribution::find(&tree, Some(Distribution::K3s)).unwrap(),
+            None
+        );
     }
 }

@@ -19,7 +19,7 @@ const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core";
 const BPF_LINKER: &str = "0.13.0";
 /// The LLVM that Debian 12 has for it.
 const LLVM: &str = "/usr/lib/llvm-22";
-/// Is there where systemd runs as PID 1 (sd_booted(3)).
+/// Is there where systemd runs as PID 1 (`sd_booted(3)`).
 const SYSTEMD: &str = "/run/systemd/system";
 /// The checker of licences and sources.
 const CARGO_DENY: &str = "0.20.2";

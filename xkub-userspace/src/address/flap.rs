@@ -23,8 +23,8 @@ impl Default for FlapLimits {
     fn default() -> Self {
         Self {
             changes: 4,
-            window: Duration::from_mins(5),
-            steady: Duration::from_mins(1),
+            window: Duration::from_secs(5 * 60),
+            steady: Duration::from_secs(60),
         }
     }
 }

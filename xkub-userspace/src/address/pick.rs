@@ -85,12 +85,14 @@ pub struct Rules {
 pub enum Refusal {
     /// The answer did not pass virt-launcher's masquerade.
     #[error(
-        "it is the guest address, which every such VM has; ask a reflector outside the VM, on the infra cluster's pod network"
+        "it is the guest address, which every such VM has; ask a reflector outside the VM, on the infra \
+         cluster's pod network"
     )]
     GuestAddress,
     /// An overlay's address.
     #[error(
-        "it lies in {cidr}, a network inside the guest cluster; the question must leave by the uplink, not by the overlay"
+        "it lies in {cidr}, a network inside the guest cluster; the question must leave by the uplink, not by the \
+         overlay"
     )]
     GuestCidr {
         /// Which one.

@@ -26,7 +26,7 @@ pub const MAX_REPLY: usize = HEADER_LENGTH
 
 /// What tells STUN from everything else (RFC 8489 §5).
 const MAGIC_COOKIE: [u8; 4] = 0x2112_a442_u32.to_be_bytes();
-/// What a fingerprint's CRC is XORed with (RFC 8489 §14.7).
+/// The key of a fingerprint's CRC (RFC 8489 §14.7).
 const FINGERPRINT_XOR: u32 = 0x5354_554e;
 /// Type and length (RFC 8489 §14).
 const ATTRIBUTE_HEADER: usize = 4;
@@ -193,7 +193,7 @@ impl fmt::Debug for Reply {
             .debug_struct("Reply")
             .field("bytes", &self.as_bytes())
             .field("is_error", &self.is_error)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -348,8 +348,8 @@ fn xor_mapped_address(value: &[u8], id: TransactionId) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Bytes XORed with the magic cookie and the transaction's id, there and back (RFC 8489 §14.2): so that no
-/// translator on the way takes an address for one that it should rewrite.
+/// Bytes combined by exclusive or with the magic cookie and the transaction's id, there and back (RFC 8489 §14.2):
+/// so that no translator on the way takes an address for one that it should rewrite.
 fn xored<const N: usize>(mut bytes: [u8; N], id: TransactionId) -> [u8; N] {
     for (byte, key) in bytes.iter_mut().zip(MAGIC_COOKIE.iter().chain(&id.0)) {
         *byte ^= key;

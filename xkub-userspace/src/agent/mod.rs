@@ -141,6 +141,8 @@ pub struct Report {
 /// # Errors
 /// [`AgentError`].
 pub fn once(config: Config, once: Once) -> Result<Report, AgentError> {
+    // It holds a runtime of its own, which must not end within this one.
+    let keeper = SharedKeeper::default();
     runtime()?.block_on(async {
         let config = Arc::new(config);
         let _lock = match once {
@@ -153,8 +155,7 @@ pub fn once(config: Config, once: Once) -> Result<Report, AgentError> {
         };
         let mut looker = Looker::once(Arc::clone(&config));
         let observation = looker.look(&memory).await?;
-        let keeper = SharedKeeper::default();
-        let mut applier = Applier::new(Arc::clone(&config), keeper);
+        let mut applier = Applier::new(Arc::clone(&config), Arc::clone(&keeper));
         memory.restart_wait = applier.restart_wait();
         let plan = plan(&config, &observation, &memory);
         let limit = match once {
@@ -184,9 +185,11 @@ pub fn once(config: Config, once: Once) -> Result<Report, AgentError> {
 /// # Errors
 /// [`AgentError`].
 pub fn run(config: Config) -> Result<(), AgentError> {
+    // As above.
+    let keeper = SharedKeeper::default();
     runtime()?.block_on(async {
         let lock = state::lock(&config.state_directory)?;
-        let agent = Agent::new(config).await?;
+        let agent = Agent::new(config, Arc::clone(&keeper)).await?;
         let result = agent.run().await;
         drop(lock);
         result
@@ -260,7 +263,7 @@ struct Agent {
 }
 
 impl Agent {
-    async fn new(config: Config) -> Result<Self, AgentError> {
+    async fn new(config: Config, keeper: SharedKeeper) -> Result<Self, AgentError> {
         let config = Arc::new(config);
         let metrics = Arc::new(observing::Metrics::default());
         let status = Shared::default();
@@ -275,7 +278,6 @@ impl Agent {
                 source,
             }
         })?;
-        let keeper = SharedKeeper::default();
         watch_over(&status);
         Ok(Self {
             looker: Looker::watching(Arc::clone(&config)),

@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    fmt::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -11,7 +12,7 @@ use serde::Serialize;
 use xkub_userspace::{
     datapath,
     install::{
-        self, Options,
+        self, Options, Removal,
         cloud_init::{self, Manifest},
         config::{self, Setting},
         step::Step,
@@ -45,7 +46,7 @@ pub struct Install {
     /// A key of the configuration file, where there is none yet; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Start the agent, and wait until it is ready
+    /// Start the agent, or start it again, and wait until it is ready
     #[arg(long)]
     now: bool,
     /// Say what would change, and change nothing
@@ -185,21 +186,32 @@ pub fn install(arguments: &Install, format: Format) -> anyhow::Result<()> {
         settings,
         executable: env::current_exe().context("it is not known where this binary is")?,
     };
-    let steps = install::plan(&arguments.root, &options)?;
+    let mut steps = install::plan(&arguments.root, &options)?;
     let mut next = Vec::new();
     if !arguments.dry_run {
-        apply(&steps, &arguments.root)?;
+        steps = apply(steps, &arguments.root)?;
         if is_live && (arguments.now || !steps.is_empty()) {
             live(async |systemd| {
                 systemd.reload().await?;
                 if arguments.now {
-                    systemd.start(AGENT_UNIT).await?;
+                    // It may run with a configuration that was written since.
+                    systemd.restart(AGENT_UNIT).await?;
                 }
                 Ok(())
             })?;
         }
         if is_live && !arguments.now && !steps.is_empty() {
             next.push(format!("start it: systemctl restart {AGENT_UNIT}"));
+        }
+        if is_live
+            && steps
+                .iter()
+                .any(|step| install::is_for_network(step.path()))
+        {
+            next.push(
+                "have the network's manager read its files: networkctl reload, nmcli general reload"
+                    .to_owned(),
+            );
         }
     }
     if arguments.fail_closed && config_exists {
@@ -229,7 +241,10 @@ fn print_only(arguments: &Install, printed: Printed, start: Start, settings: &[S
 /// Does what `xkub uninstall` says.
 pub fn uninstall(arguments: &Uninstall, format: Format) -> anyhow::Result<()> {
     let is_live = is_live(&arguments.root);
-    let removal = install::remove(&arguments.root, arguments.purge)?;
+    let Removal {
+        mut steps,
+        has_node_ip,
+    } = install::remove(&arguments.root, arguments.purge)?;
     if !arguments.dry_run {
         if is_live {
             // Before its files go: it would write them again.
@@ -241,16 +256,16 @@ pub fn uninstall(arguments: &Uninstall, format: Format) -> anyhow::Result<()> {
             })?;
             datapath::detach(None)?;
         }
-        apply(&removal.steps, &arguments.root)?;
+        steps = apply(steps, &arguments.root)?;
         if is_live {
             live(async |systemd| systemd.reload().await)?;
         }
     }
     let mut next = Vec::new();
-    if removal.has_node_ip && is_live {
+    if has_node_ip && is_live {
         next.push("restart the worker, which still has xkub's --node-ip".to_owned());
     }
-    report(&removal.steps, arguments.dry_run, next, format)
+    report(&steps, arguments.dry_run, next, format)
 }
 
 /// Whether it is about this system as it runs, and not an image, or a container without systemd.
@@ -258,14 +273,17 @@ fn is_live(root: &Path) -> bool {
     root == Path::new("/") && systemd::is_booted()
 }
 
-fn apply(steps: &[Step], root: &Path) -> anyhow::Result<()> {
+/// Says what was really done.
+fn apply(steps: Vec<Step>, root: &Path) -> anyhow::Result<Vec<Step>> {
+    let mut done = Vec::new();
     for step in steps {
-        // A folder that turned out not to be empty stays.
+        // A folder that turns out not to be empty stays.
         if step.is_due(root)? {
             step.apply(root)?;
+            done.push(step);
         }
     }
-    Ok(())
+    Ok(done)
 }
 
 fn live(
@@ -294,13 +312,14 @@ fn text(report: &Report) -> String {
     let mut text = String::new();
     let tense = if report.dry_run { "would be " } else { "" };
     for Change { action, path, why } in &report.changes {
-        text += &format!("{tense}{action}  {}: {why}\n", path.display());
+        // Writing to a string never fails.
+        let _ = writeln!(text, "{tense}{action}  {}: {why}", path.display());
     }
     if report.changes.is_empty() {
         text += "nothing to change\n";
     }
     for next in &report.next {
-        text += &format!("next: {next}\n");
+        let _ = writeln!(text, "next: {next}");
     }
     text
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use serde::Serialize;
@@ -39,8 +39,8 @@ pub enum Command {
 /// What is read.
 #[derive(Debug, Args)]
 pub struct Input {
-    /// A k0s token, kubeconfig, kubeadm JoinConfiguration, k3s or rke2 file, cloud-init user data or Ignition
-    /// configuration; `-` is stdin
+    /// A k0s token, kubeconfig, kubeadm join configuration, k3s or rke2 file, cloud-init user data or
+    /// Ignition configuration; `-` is stdin
     #[arg(value_name = "FILE|-", default_value = STDIN)]
     file: PathBuf,
     /// What it is; `auto` looks
@@ -208,8 +208,8 @@ fn rewrite(arguments: &Rewrite, format: Format) -> anyhow::Result<()> {
 fn network(text: &str) -> anyhow::Result<IpNet> {
     text.parse()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
-        .with_context(|| {
-            format!("--replace {text:?} is neither a network like 10.244.0.0/16 nor an address")
+        .map_err(|_| {
+            anyhow!("--replace {text:?} is neither a network like 10.244.0.0/16 nor an address")
         })
 }
 
@@ -269,22 +269,20 @@ fn done_text(found: &[Found]) -> String {
     if found.is_empty() {
         return "no server address found, nothing changed\n".to_owned();
     }
-    found
-        .iter()
-        .map(|found| {
-            let Found { place, server, .. } = found;
-            let what = match &found.outcome {
-                Some(Outcome::Replaced { to }) => format!("{server} → {to}"),
-                Some(Outcome::Already) => format!("{server} is the endpoint already"),
-                Some(Outcome::ControllerToken) => {
-                    format!("{server} left alone: it is a controller's token")
-                }
-                Some(Outcome::Name) => format!("{server} left alone: it is a name"),
-                Some(Outcome::OtherAddress) | None => {
-                    format!("{server} left alone: it is in none of the networks to replace")
-                }
-            };
-            format!("{place}: {what}\n")
-        })
-        .collect()
+    let lines = found.iter().map(|found| {
+        let Found { place, server, .. } = found;
+        let what = match &found.outcome {
+            Some(Outcome::Replaced { to }) => format!("{server} → {to}"),
+            Some(Outcome::Already) => format!("{server} is the endpoint already"),
+            Some(Outcome::ControllerToken) => {
+                format!("{server} left alone: it is a controller's token")
+            }
+            Some(Outcome::Name) => format!("{server} left alone: it is a name"),
+            Some(Outcome::OtherAddress) | None => {
+                format!("{server} left alone: it is in none of the networks to replace")
+            }
+        };
+        format!("{place}: {what}\n")
+    });
+    lines.collect::<Vec<_>>().concat()
 }

@@ -85,7 +85,6 @@ fn shell_word(text: &str) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde::Deserialize;
 

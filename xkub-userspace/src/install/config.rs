@@ -2,12 +2,8 @@
 
 use thiserror::Error;
 
-/// Where it lies.
-pub const PATH: &str = "/etc/xkub/config.toml";
-
-/// The file as it is without any setting: every key with its meaning and, commented out, its default.
-// To be replaced by crate::config::DEFAULT_TEXT, which is the same text.
-const DEFAULT_TEXT: &str = include_str!("config.toml");
+use crate::config::DEFAULT_TEXT;
+pub use crate::config::DEFAULT_PATH as PATH;
 
 /// `KEY=VALUE`, such as `join.endpoint=10.0.0.1:6443`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,7 +194,6 @@ fn distance(one: &str, other: &str) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

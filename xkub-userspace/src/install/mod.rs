@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use self::config::SettingError;
 pub use self::{
-    plan::{BINARY, Options, plan, unit_text},
+    plan::{BINARY, Options, is_for_network, plan, unit_text},
     remove::{Removal, remove},
 };
 use crate::{

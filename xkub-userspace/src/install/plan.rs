@@ -26,8 +26,8 @@ pub const BINARY: &str = "/usr/local/bin/xkub";
 const PACKAGED: &str = "/usr/bin/xkub";
 /// More than our own binary has, bytes.
 const BINARY_LIMIT: u64 = 1 << 28;
-pub(super) const NETWORKD: &str = "/etc/systemd/network/10-xkub0.network";
-pub(super) const NETWORK_MANAGER: &str = "/etc/NetworkManager/conf.d/10-xkub.conf";
+const NETWORKD: &str = "/etc/systemd/network/10-xkub0.network";
+const NETWORK_MANAGER: &str = "/etc/NetworkManager/conf.d/10-xkub.conf";
 const UNIT_TEXT: &str = include_str!("agent.service");
 
 /// What is wanted.
@@ -163,4 +163,12 @@ pub(super) fn network_files() -> [(&'static str, &'static str); 2] {
              [device-xkub0]\nmatch-device=interface-name:xkub0\nmanaged=0\n",
         ),
     ]
+}
+
+/// Whether a file is one that the network's manager has to read.
+#[must_use]
+pub fn is_for_network(path: &Path) -> bool {
+    network_files()
+        .iter()
+        .any(|(ours, _)| path == Path::new(ours))
 }

@@ -159,7 +159,7 @@ impl Run {
 
     /// Other bytes in the same shape: wrapped as before, padded as before.
     pub fn encode(&self, text: &[u8], bytes: &[u8]) -> Vec<u8> {
-        let unpadded = self.letters(text).len() % 4 != 0;
+        let unpadded = !self.letters(text).len().is_multiple_of(4);
         let engine = if unpadded { UNPADDED_ENCODER } else { ENCODER };
         let encoded = engine.encode(bytes).into_bytes();
         let [first, second, ..] = self.lines.as_slice() else {
@@ -217,7 +217,6 @@ fn continuation(text: &[u8], last: &Range<usize>, width: usize) -> Option<Range<
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

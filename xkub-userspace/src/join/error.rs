@@ -82,8 +82,8 @@ pub enum JoinError {
         /// Where.
         place: Place,
     },
-    /// Broken base64.
-    #[error("{place}: not base64 (standard alphabet)")]
+    /// Broken base64, or a part of it.
+    #[error("{place}: not base64 (standard alphabet), or cut off")]
     NotBase64 {
         /// Where it begins.
         place: Place,

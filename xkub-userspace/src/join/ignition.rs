@@ -144,15 +144,12 @@ fn unescaped(source: &[u8], start: usize) -> Layer {
             u8::try_from(digit).ok()
         };
         layer.offsets.push(at);
-        match (byte, digit(at + 1), digit(at + 2)) {
-            (b'%', Some(high), Some(low)) => {
-                layer.bytes.push(high << 4 | low);
-                at += 3;
-            }
-            _ => {
-                layer.bytes.push(*byte);
-                at += 1;
-            }
+        if let (b'%', Some(high), Some(low)) = (byte, digit(at + 1), digit(at + 2)) {
+            layer.bytes.push(high << 4 | low);
+            at += 3;
+        } else {
+            layer.bytes.push(*byte);
+            at += 1;
         }
     }
     layer.offsets.push(at);

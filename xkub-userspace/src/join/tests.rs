@@ -651,10 +651,22 @@ fn kinds_are_told_apart() {
 }
 
 /// Inputs that can't be read: what is said, and where. None of it is secret.
+#[track_caller]
+fn say(cases: Vec<(Kind, String, &str)>) {
+    for (kind, input, expected) in cases {
+        for error in [
+            inspect(kind, input.as_bytes()).unwrap_err(),
+            rewrite(kind, input.as_bytes(), &replace()).unwrap_err(),
+        ] {
+            assert_eq!(error.to_string(), expected);
+            assert!(!format!("{error:?}").contains(SECRET));
+        }
+    }
+}
+
 #[test]
-fn what_is_broken_is_named_and_its_place() {
+fn tokens_that_are_broken_are_named_and_their_place() {
     let token = TOKEN.trim();
-    let deep = format!("a: {}{}", "[".repeat(100), "]".repeat(100));
     let mut nested = KUBECONFIG.to_owned();
     for _ in 0..20 {
         nested = STANDARD.encode(nested);
@@ -668,7 +680,7 @@ fn what_is_broken_is_named_and_its_place() {
         (
             Kind::K0s,
             String::new(),
-            "the input: not base64 (standard alphabet)",
+            "the input: not base64 (standard alphabet), or cut off",
         ),
         (
             Kind::K0s,
@@ -683,7 +695,7 @@ fn what_is_broken_is_named_and_its_place() {
         (
             Kind::K0s,
             format!("{token}-"),
-            "the input: not base64 (standard alphabet)",
+            "the input: not base64 (standard alphabet), or cut off",
         ),
         (
             Kind::K0s,
@@ -720,6 +732,14 @@ fn what_is_broken_is_named_and_its_place() {
             nested,
             "line 1, base64, line 1, base64, line 1, base64, line 1, base64, line 1, base64, line 1, base64, line 1, base64, line 1, base64, line 1: nested too deep",
         ),
+    ];
+    say(cases);
+}
+
+#[test]
+fn files_that_are_broken_are_named_and_their_place() {
+    let deep = format!("a: {}{}", "[".repeat(100), "]".repeat(100));
+    let cases: Vec<(Kind, String, &str)> = vec![
         (
             Kind::Kubeconfig,
             format!("clusters: [{SECRET}"),
@@ -769,7 +789,7 @@ fn what_is_broken_is_named_and_its_place() {
         (
             Kind::Ignition,
             ignition("data:;base64,!", ""),
-            "storage.files[1].contents.source: not base64 (standard alphabet)",
+            "storage.files[1].contents.source: not base64 (standard alphabet), or cut off",
         ),
         (
             Kind::CloudInit,
@@ -777,15 +797,7 @@ fn what_is_broken_is_named_and_its_place() {
             "the input: more than 2097152 bytes",
         ),
     ];
-    for (kind, input, expected) in cases {
-        for error in [
-            inspect(kind, input.as_bytes()).unwrap_err(),
-            rewrite(kind, input.as_bytes(), &replace()).unwrap_err(),
-        ] {
-            assert_eq!(error.to_string(), expected);
-            assert!(!format!("{error:?}").contains(SECRET));
-        }
-    }
+    say(cases);
     // What can be read but not be edited.
     let escaped = br#"clusters: [{cluster: {server: "https://10.244.9\x2e9:6443"}}]"#;
     assert_eq!(inspect(Kind::Kubeconfig, escaped).unwrap().len(), 1);

@@ -141,13 +141,12 @@ pub(super) fn scalars(
 /// A node begins: its step joins the path. Whether it is a key, which is no node of its own.
 fn begin(frames: &mut [Frame], path: &mut Vec<Step>, value: Option<&str>) -> bool {
     match frames.last_mut() {
-        None => false,
         Some(frame @ Frame::Key) => {
             path.push(Step::Key(value.unwrap_or_default().to_owned()));
             *frame = Frame::Value;
             true
         }
-        Some(Frame::Value) => false,
+        None | Some(Frame::Value) => false,
         Some(Frame::Items(count)) => {
             path.push(Step::Index(*count));
             *count += 1;

@@ -283,7 +283,6 @@ fn numeric<'a>(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

@@ -176,7 +176,7 @@ pub enum Warning {
     )]
     NoExtraArguments(PathBuf),
     /// `KUBELET_EXTRA_ARGS` can't be added to.
-    #[error("{} has a quotation mark that is never closed; close it", .0.display())]
+    #[error("{} has a quotation mark that is never closed, or ends with a backslash; correct it", .0.display())]
     OpenQuote(PathBuf),
 }
 
@@ -213,24 +213,27 @@ pub struct Worker {
 /// Reads all files that say how a worker is started.
 ///
 /// # Errors
-/// [`WorkerError::Tree`]; [`WorkerError::Unit`] for one that is malformed.
-pub fn read(root: &Path) -> Result<Tree, WorkerError> {
+/// [`TreeError`].
+pub fn read(root: &Path) -> Result<Tree, TreeError> {
     let mut tree = Tree::default();
     tree.read_enabled(root, Path::new(unit::ETC))?;
     for distribution in Distribution::ALL {
         unit::read(&mut tree, root, distribution.unit())?;
-        let Some(unit) = Unit::load(&tree, distribution.unit(), OWN_DROP_IN)? else {
+        // One that is malformed is reported by [`find`], where it is the one that matters.
+        let Ok(Some(unit)) = Unit::load(&tree, distribution.unit(), OWN_DROP_IN) else {
             continue;
         };
         for path in unit.environment_files() {
             tree.read(root, &path)?;
         }
-        let arguments = unit.arguments(&tree)?;
+        let (Ok(arguments), Ok(variables)) = (unit.arguments(&tree), unit.variables(&tree)) else {
+            continue;
+        };
         match distribution {
             Distribution::K0s => {}
             Distribution::Kubeadm => kubeadm::read(&mut tree, root, &arguments)?,
             Distribution::K3s | Distribution::Rke2 => {
-                let folder = k3s::config_path(distribution, &arguments, &unit.variables(&tree)?);
+                let folder = k3s::config_path(distribution, &arguments, &variables);
                 tree.read(root, &folder)?;
                 tree.read_folder(root, &k3s::config_folder(&folder), ".yaml")?;
             }

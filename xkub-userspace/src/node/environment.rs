@@ -133,11 +133,18 @@ pub fn get(text: &str, name: &str) -> Option<String> {
 }
 
 /// The text with `name` set to `value`, all else in it as it was. [`unset`] puts back what was there. None where a
-/// quotation mark that is never closed would swallow it.
+/// quotation mark that is never closed, or a backslash at the end, would make our line part of another value.
 #[must_use]
 pub fn set(text: &str, name: &str, value: &str) -> Option<String> {
-    let text = with(text, name, value);
-    (get(&text, name)? == value).then_some(text)
+    let changed = with(text, name, value);
+    let others = |text: &str| -> Vec<(String, String)> {
+        parse(text)
+            .into_iter()
+            .filter(|variable| variable.name != name)
+            .map(|variable| (variable.name, variable.value))
+            .collect()
+    };
+    (get(&changed, name)? == value && others(&changed) == others(text)).then_some(changed)
 }
 
 fn with(text: &str, name: &str, value: &str) -> String {
@@ -245,7 +252,6 @@ fn quote(value: &str) -> String {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 
@@ -309,7 +315,9 @@ mod tests {
 
     #[test]
     fn nothing_is_written_into_a_value_without_an_end() {
-        assert_eq!(set("B='open\n", "A", "x"), None);
+        for text in ["B='open\n", "B=goes on \\", "B=goes on \\\n"] {
+            assert_eq!(set(text, "A", "x"), None, "{text}");
+        }
     }
 
     proptest! {

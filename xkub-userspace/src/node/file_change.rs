@@ -89,7 +89,6 @@ impl fmt::Debug for FileChange {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::fs;
 

@@ -152,7 +152,6 @@ fn with_flag(mut words: Vec<Word>, arguments: &[String], flag: &str) -> Vec<Word
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -225,7 +225,6 @@ pub(super) fn strip(arguments: &str) -> Result<String, SplitError> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

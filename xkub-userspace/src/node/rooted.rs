@@ -67,7 +67,6 @@ fn pending(path: &Path) -> Vec<OsString> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::os::unix::fs::symlink;
 

@@ -332,7 +332,6 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

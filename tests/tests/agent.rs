@@ -1,0 +1,534 @@
+//! The agent in a guest behind masquerade: it finds the node address, puts it in place, and keeps it there.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use xkub_tests::{
+    Masquerade, Node,
+    masquerade::{CLIENT_V4, GUEST_V4, NodeAddress, UPLINK},
+    namespace::{Output, Running},
+    wait::{PATIENCE, wait_for, wait_until},
+};
+
+/// What the launcher's pod is called after a migration.
+const MOVED: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 61);
+/// The address device.
+const DEVICE: &str = "xkub0";
+
+/// A lab whose first guest has something to be the address device: where the kernel has no dummy, a bridge with our
+/// mark stands in for it.
+fn lab() -> Result<Masquerade> {
+    let lab = bare_lab()?;
+    let guest = &lab.node(0).guest;
+    if !has_dummy(lab.node(0))? {
+        guest.ip(&format!("link add {DEVICE} type bridge\n"))?;
+        guest.check(["ip", "link", "set", DEVICE, "alias", "node address (xkub)"])?;
+    }
+    Ok(lab)
+}
+
+fn bare_lab() -> Result<Masquerade> {
+    Masquerade::builder()
+        .ipv6(false)
+        .node_address(NodeAddress::Absent)
+        .build()
+}
+
+/// Whether the kernel has dummy devices.
+fn has_dummy(node: &Node) -> Result<bool> {
+    let made = node
+        .guest
+        .run(["ip", "link", "add", "probe0", "type", "dummy"])?
+        .success()
+        .is_ok();
+    if made {
+        node.guest.ip("link del probe0\n")?;
+    }
+    Ok(made)
+}
+
+/// A reflector outside, as a VM reaches it.
+fn reflector(lab: &Masquerade) -> Result<Running> {
+    let binary = xkub_tests::xkub::binary()?;
+    let mut running = lab.client.spawn([
+        binary.as_os_str(),
+        "reflector".as_ref(),
+        "--output".as_ref(),
+        "json".as_ref(),
+    ])?;
+    running.wait_output("listening", PATIENCE)?;
+    Ok(running)
+}
+
+/// An agent, or what would be one, with a state directory of its own.
+struct Setting<'a> {
+    node: &'a Node,
+    folder: TempDir,
+    arguments: Vec<String>,
+}
+
+impl<'a> Setting<'a> {
+    fn new(node: &'a Node, arguments: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = folder.path().join("config.toml");
+        std::fs::write(&config, "")?;
+        Ok(Self {
+            node,
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+            folder,
+        })
+    }
+
+    /// With the only source being a reflector at the client.
+    fn with_reflector(node: &'a Node) -> Result<Self> {
+        let server = CLIENT_V4.to_string();
+        Self::new(
+            node,
+            &[
+                "--address-reflectors",
+                &server,
+                "--address-sources",
+                "reflector",
+                "--address-interval",
+                "1s",
+            ],
+        )
+    }
+
+    fn fixed(node: &'a Node) -> Result<Self> {
+        Self::new(node, &["--address-static", &node.node_v4().to_string()])
+    }
+
+    fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    fn words(&self, more: &[&str]) -> Result<Vec<String>> {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let mut words = vec![
+            path(&xkub_tests::xkub::binary()?),
+            "agent".to_owned(),
+            format!("--config={}", path(&self.folder.path().join("config.toml"))),
+            format!("--state-directory={}", path(&self.state())),
+            "--node-distribution=none".to_owned(),
+            "--observe-listen=127.0.0.1:9969".to_owned(),
+        ];
+        words.extend(self.arguments.iter().cloned());
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        Ok(words)
+    }
+
+    /// Starts it, and waits until the node address is in force.
+    fn start(&self) -> Result<Running> {
+        let running = self.spawn()?;
+        wait_until("the agent to be ready", PATIENCE, || {
+            Ok(self.status()?.is_some_and(|status| status["ready"] == true))
+        })
+        .with_context(|| running.stderr())?;
+        Ok(running)
+    }
+
+    fn spawn(&self) -> Result<Running> {
+        self.node.guest.spawn(self.words(&[])?)
+    }
+
+    /// Runs it once.
+    fn once(&self, more: &[&str]) -> Result<Output> {
+        let mut words = vec!["--once"];
+        words.extend(more);
+        self.node.guest.run(self.words(&words)?)
+    }
+
+    /// The plan it would carry out.
+    fn plan(&self) -> Result<Value> {
+        let text = self.once(&["--dry-run", "--output=json"])?.success()?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// What the running agent thinks; none before it answers.
+    fn status(&self) -> Result<Option<Value>> {
+        let state = self.state();
+        let arguments = [
+            "status",
+            "--output=json",
+            "--state-directory",
+            &state.to_string_lossy(),
+        ];
+        let output = self.node.xkub(&arguments)?;
+        match output.success() {
+            Ok(text) => Ok(Some(serde_json::from_str(&text)?)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn wait_status(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Result<Value> {
+        wait_for(what, PATIENCE, || Ok(self.status()?.filter(&is_met)))
+    }
+}
+
+/// The host addresses on the address device; none without it.
+fn addresses(node: &Node) -> Result<Vec<String>> {
+    addresses_on(node, DEVICE)
+}
+
+fn addresses_on(node: &Node, device: &str) -> Result<Vec<String>> {
+    let output = node
+        .guest
+        .run(["ip", "-json", "address", "show", "dev", device])?;
+    let Ok(text) = output.success() else {
+        return Ok(Vec::new());
+    };
+    let links: Value = serde_json::from_str(&text)?;
+    let found = links[0]["addr_info"].as_array().context("no addresses")?;
+    Ok(found
+        .iter()
+        .filter(|address| address["prefixlen"] == 32)
+        .filter_map(|address| {
+            Some(format!(
+                "{}/{}",
+                address["local"].as_str()?,
+                address["prefixlen"]
+            ))
+        })
+        .collect())
+}
+
+/// The ids of the programs in force.
+fn programs(node: &Node) -> Result<Vec<Value>> {
+    let shown = node.show()?;
+    let programs = shown["programs"].as_array().context("no programs")?;
+    Ok(programs
+        .iter()
+        .map(|program| program["id"].clone())
+        .collect())
+}
+
+fn host(address: Ipv4Addr) -> Vec<String> {
+    vec![format!("{address}/32")]
+}
+
+fn wait_addresses(node: &Node, expected: &[String]) -> Result<()> {
+    let what = format!("{expected:?} on {DEVICE}");
+    wait_until(&what, PATIENCE, || Ok(addresses(node)? == expected))
+}
+
+/// The launcher's pod gets another address, as that of a VM's next launcher is.
+fn readdress(lab: &Masquerade, node: &Node) -> Result<()> {
+    let old = node.node_v4();
+    let pod = format!("pod{}", node.number());
+    lab.fabric.ip(&format!("route add {MOVED} dev {pod}\n"))?;
+    node.launcher.ip(&format!(
+        "addr add {MOVED}/32 dev eth0\naddr del {old}/32 dev eth0\n"
+    ))
+}
+
+#[test]
+fn a_static_address_is_attached_and_put_on_its_device() {
+    // Without a dummy in the kernel, `lo` holds the address.
+    let lab = bare_lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    let agent = setting.start().unwrap();
+    let shown = node.show().unwrap();
+    let device = shown["addressDevice"].as_str().unwrap();
+    let expected = if has_dummy(node).unwrap() {
+        DEVICE
+    } else {
+        "lo"
+    };
+    assert_eq!(device, expected);
+    assert_eq!(addresses_on(node, device).unwrap(), host(node.node_v4()));
+    assert_eq!(shown["addresses"][0]["node"], node.node_v4().to_string());
+    assert_eq!(shown["addresses"][0]["guest"], GUEST_V4.to_string());
+    assert_eq!(shown["warnings"], serde_json::json!([]));
+    let attached = programs(node).unwrap();
+    // The datapath does not need the agent.
+    agent.kill().unwrap();
+    assert_eq!(programs(node).unwrap(), attached);
+    assert_eq!(addresses_on(node, device).unwrap(), host(node.node_v4()));
+    // Nor does another agent change what is right.
+    let plan = setting.plan().unwrap();
+    assert_eq!(plan["actions"], serde_json::json!([]), "{plan}");
+    let agent = setting.start().unwrap();
+    assert_eq!(programs(node).unwrap(), attached);
+    drop(agent);
+}
+
+#[test]
+fn a_reflector_tells_the_address_and_the_agent_follows_it() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::with_reflector(node).unwrap();
+    // Nobody answers yet, which is no reason to give up.
+    let _agent = setting.spawn().unwrap();
+    let status = setting
+        .wait_status("an agent that waits", |status| status["reconciles"] != 0)
+        .unwrap();
+    assert_eq!(status["ready"], false);
+    let reflector = reflector(&lab).unwrap();
+    let status = setting
+        .wait_status("the address", |status| status["ready"] == true)
+        .unwrap();
+    assert_eq!(
+        status["nodeAddresses"],
+        serde_json::json!([node.node_v4().to_string()])
+    );
+    assert_eq!(status["sources"]["ipv4"], "reflector");
+    wait_addresses(node, &host(node.node_v4())).unwrap();
+
+    readdress(&lab, node).unwrap();
+    wait_addresses(node, &host(MOVED)).unwrap();
+    setting
+        .wait_status("the new address", |status| {
+            status["nodeAddresses"] == serde_json::json!([MOVED.to_string()])
+                && status["ready"] == true
+        })
+        .unwrap();
+    let shown = node.show().unwrap();
+    assert_eq!(shown["addresses"][0]["node"], MOVED.to_string());
+
+    let attached = programs(node).unwrap();
+    // A reflector that falls silent changes nothing.
+    reflector.kill().unwrap();
+    let status = setting
+        .wait_status("silence", |status| {
+            status["waiting"].to_string().contains("reflector")
+        })
+        .unwrap();
+    assert_eq!(status["ready"], true);
+    assert_eq!(programs(node).unwrap(), attached);
+}
+
+#[test]
+fn what_others_remove_is_put_back() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    // The timer is no help.
+    let mut setting = Setting::fixed(node).unwrap();
+    setting.arguments.push("--address-interval=60m".to_owned());
+    let _agent = setting.start().unwrap();
+    let expected = host(node.node_v4());
+    let address = node.node_v4();
+    let mut removals = vec![
+        format!("addr del {address}/32 dev {DEVICE}\n"),
+        format!("link set {DEVICE} down\n"),
+        format!("link set {DEVICE} mtu 1280\n"),
+    ];
+    if has_dummy(node).unwrap() {
+        removals.push(format!("link del {DEVICE}\n"));
+    }
+    for removal in removals {
+        node.guest.ip(&removal).unwrap();
+        wait_until(&removal, PATIENCE, || {
+            let links = node.guest.check(["ip", "link", "show", "dev", DEVICE]);
+            let is_right = links.is_ok_and(|text| text.contains("UP") && text.contains("mtu 1500"));
+            Ok(is_right && addresses(node)? == expected)
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_uplinks_mtu_is_followed() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let mut setting = Setting::fixed(node).unwrap();
+    setting.arguments.push("--address-interval=60m".to_owned());
+    let _agent = setting.start().unwrap();
+    node.guest
+        .ip(&format!("link set {UPLINK} mtu 1380\n"))
+        .unwrap();
+    wait_until("the MTU", PATIENCE, || {
+        let text = node.guest.check(["ip", "link", "show", "dev", DEVICE])?;
+        Ok(text.contains("mtu 1380"))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_second_agent_is_refused() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    let mut first = setting.start().unwrap();
+    let second = setting.spawn().unwrap().wait(PATIENCE).unwrap();
+    assert_eq!(second.code(), Some(1));
+    assert!(
+        second.stderr.contains("another agent works on this node"),
+        "{}",
+        second.stderr
+    );
+    assert!(first.is_running().unwrap());
+    // The socket is still the first one's.
+    assert!(setting.status().unwrap().is_some());
+    // Its end leaves the datapath, and room for another.
+    first.signal(Signal::SIGTERM).unwrap();
+    assert_eq!(first.wait(PATIENCE).unwrap().code(), Some(0));
+    assert!(node.show().is_ok());
+    setting.start().unwrap();
+}
+
+#[test]
+fn wrong_answers_are_refused_and_said() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let _reflector = reflector(&lab).unwrap();
+    let mut setting = Setting::with_reflector(node).unwrap();
+    setting
+        .arguments
+        .push("--address-infra-cidrs=10.99.0.0/16".to_owned());
+    let _agent = setting.spawn().unwrap();
+    let status = setting
+        .wait_status("a refusal", |status| status["refusals"][0].is_object())
+        .unwrap();
+    assert_eq!(status["refusals"][0]["reason"], "outside-infra");
+    assert_eq!(status["refusals"][0]["address"], node.node_v4().to_string());
+    assert_eq!(status["ready"], false);
+    assert_eq!(addresses(node).unwrap(), Vec::<String>::new());
+    let state = setting.state();
+    let state = state.to_string_lossy();
+    let text = node
+        .xkub(&["status", "--state-directory", &state])
+        .unwrap()
+        .success()
+        .unwrap();
+    assert!(
+        text.contains("none of the infra cluster's networks"),
+        "{text}"
+    );
+    let check = ["status", "--check=ready", "--state-directory", &state];
+    assert_eq!(node.xkub(&check).unwrap().code(), Some(1));
+    let check = ["status", "--check=live", "--state-directory", &state];
+    assert_eq!(node.xkub(&check).unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_guest_address_is_no_node_address() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::new(node, &["--address-static", &GUEST_V4.to_string()]).unwrap();
+    let plan = setting.plan().unwrap();
+    assert_eq!(plan["actions"], serde_json::json!([]));
+    assert!(
+        plan["problems"]
+            .to_string()
+            .contains("it is the guest address"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn an_agent_that_stops_after_every_action_converges() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let _reflector = reflector(&lab).unwrap();
+    let setting = Setting::with_reflector(node).unwrap();
+    // Agents that live for one action each.
+    let converge = || -> Result<usize> {
+        for step in 0..20 {
+            if setting.plan()?["actions"] == serde_json::json!([]) {
+                return Ok(step);
+            }
+            setting.once(&["--max-actions=1"])?.success()?;
+        }
+        anyhow::bail!("no end: {}", setting.plan()?)
+    };
+    assert_eq!(converge().unwrap(), 1);
+    assert_eq!(addresses(node).unwrap(), host(node.node_v4()));
+    readdress(&lab, node).unwrap();
+    // The swap, and the end of the old address.
+    assert_eq!(converge().unwrap(), 2);
+    assert_eq!(addresses(node).unwrap(), host(MOVED));
+    node.guest
+        .ip(&format!("addr del {MOVED}/32 dev {DEVICE}\n"))
+        .unwrap();
+    assert_eq!(converge().unwrap(), 1);
+    assert_eq!(addresses(node).unwrap(), host(MOVED));
+    // Nothing is left of it.
+    node.detach().unwrap();
+    assert_eq!(addresses(node).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    let plan = setting.plan().unwrap();
+    assert_eq!(plan["kind"], "Plan");
+    assert_eq!(plan["actions"][0]["kind"], "attach");
+    assert_eq!(plan["actions"][0]["why"], "nothing is attached");
+    assert!(node.show().is_err());
+    assert!(!setting.state().exists());
+    let text = setting.once(&["--dry-run"]).unwrap().success().unwrap();
+    assert!(
+        text.contains("attach the datapath to eth0 for 10.244.1.226"),
+        "{text}"
+    );
+}
+
+#[test]
+fn node_ports_follow_the_proxy() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    let set = |elements: &str| {
+        node.guest
+            .nft(&format!(
+                "add table ip kube-proxy\nadd set ip kube-proxy nodeport-ips {{ type ipv4_addr; }}\n\
+                 flush set ip kube-proxy nodeport-ips\n\
+                 add element ip kube-proxy nodeport-ips {{ {elements} }}\n"
+            ))
+            .unwrap();
+        setting.once(&[]).unwrap().success().unwrap();
+        let services = node.show().unwrap()["services"].to_string();
+        services.contains("tcp/30000-32767") && services.contains("udp/30000-32767")
+    };
+    let address = node.node_v4();
+    assert!(set(&address.to_string()));
+    assert!(!set(&format!("{address}, {GUEST_V4}")));
+    assert!(set(&address.to_string()));
+}
+
+#[test]
+fn metrics_and_health_are_served() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    let _agent = setting.start().unwrap();
+    let client = CLIENT_V4.to_string();
+    node.guest.check(["ping", "-c", "1", &client]).unwrap();
+    let get = |page: &str| {
+        let url = format!("http://127.0.0.1:9969{page}");
+        node.guest
+            .check(["curl", "--silent", "--show-error", "--fail", &url])
+            .unwrap()
+    };
+    assert_eq!(get("/healthz").trim(), "ok");
+    assert_eq!(get("/readyz").trim(), "ok");
+    let text = get("/metrics");
+    for part in [
+        "xkub_node_address_info{address=\"10.244.1.226\",family=\"ipv4\",source=\"static\"} 1",
+        "xkub_actions_total{kind=\"attach\",result=\"done\"} 1",
+        "xkub_datapath_packets_total{place=\"egress-first\"",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn torn_state_is_no_obstacle() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = Setting::fixed(node).unwrap();
+    std::fs::create_dir_all(setting.state()).unwrap();
+    std::fs::write(setting.state().join("state.json"), "{\"version\":1,\"nodeA").unwrap();
+    setting.start().unwrap();
+    assert_eq!(addresses(node).unwrap(), host(node.node_v4()));
+}
