@@ -78,7 +78,7 @@ fn certificate(common_name: &str) -> String {
 
 /// What a failure is explained by.
 fn journal(node: &GuestNode) -> String {
-    let command = "journalctl --no-pager --output=short-monotonic --unit=xkub-agent --unit=k0sworker | tail -n 60; \
+    let command = "journalctl --no-pager --output=short-monotonic --unit=xkub-agent --unit=k0sworker | tail -n 100; \
                    systemctl status --no-pager xkub-agent; ip addr show dev xkub0; tail -n 3 /var/log/k0s-starts";
     node.guest
         .run(command)
@@ -283,10 +283,12 @@ fn migrate(lab: &Lab, api: &NodeApi, node_ip: &impl Fn(&Start) -> BTreeSet<IpAdd
     server.wait_output("Server listening", PATIENCE).unwrap();
     let announced = Instant::now();
     node.guest.announce().unwrap();
-    Client::to((IpAddr::from(NEW_V4), 10_250))
-        .patience(PATIENCE)
-        .connect(&lab.client)
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", journal(node)));
+    // Refused as long as it is translated to the old address.
+    let client = Client::to((IpAddr::from(NEW_V4), 10_250));
+    wait_for("a connection", PATIENCE, || {
+        Ok(client.connect(&lab.client).ok())
+    })
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", journal(node)));
     println!(
         "from the announcement to the first connection at the new address: {} ms",
         announced.elapsed().as_millis()

@@ -51,4 +51,7 @@ printf '%s\t%s' "$(server "$token")" "$(server "$kubeconfig")" >> /var/log/k0s-s
 printf '\t%s' "$@" >> /var/log/k0s-starts
 echo >> /var/log/k0s-starts
 rm "$token"
-exec sleep infinity
+# The process keeps its arguments: what a worker was started with is read there.
+sleep infinity &
+trap 'kill $!; exit 0' TERM
+wait
