@@ -1,12 +1,11 @@
 //! What goes wrong on real nodes, in real guests: each fault leaves the overlay working, or is reported and mended.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
 use xkub_tests::guest::lab::LabBuilder;
-use xkub_tests::guest::{GuestNode, Kernel, Lab, Series, wanted};
+use xkub_tests::guest::{GuestNode, Kernel, Lab, Series, alone, wanted};
 use xkub_tests::masquerade::{GATEWAY_V4, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::skip_test;
 use xkub_tests::traffic::Capture;
@@ -18,6 +17,8 @@ const USUAL: [Series; 1] = [Series::V6_12];
 const CLSACT_ALONE: [Series; 1] = [Series::V6_1];
 /// and both where they go different ways.
 const BOTH: [Series; 2] = [Series::V6_1, Series::V6_12];
+/// Left to a run of all kernels: namespaces show the same, or time is short.
+const NOWHERE: [Series; 0] = [];
 const TCX: [Series; 2] = [Series::V6_12, Series::V7_2];
 const CLSACT: [Series; 2] = [Series::V5_10, Series::V6_1];
 /// Emulated guests on a busy machine are slow.
@@ -28,18 +29,14 @@ const OVERLAY: Overlay = Overlay {
     ..Overlay::V4
 };
 
-/// Guests of one test at a time: four on two cores would only be slower.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs `test` on every kernel that is wanted out of `possible`, with a lab built by `build`.
 macro_rules! on_kernels {
     ($possible:expr, $usual:expr, $build:expr, $test:expr) => {{
         let kernels = wanted(&$possible, &$usual).unwrap();
         if kernels.is_empty() {
-            skip_test!("not for the kernels that were asked for");
+            skip_test!(
+                "left to `cargo xtask test --vm`, or not for the kernels that were asked for"
+            );
         }
         let _alone = alone();
         for series in kernels {
@@ -403,7 +400,7 @@ fn bpffs_is_unmounted_and_mounted_again() {
 
 #[test]
 fn a_second_instance_starts() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+    on_kernels!(Series::ALL, NOWHERE, |lab| lab, |lab| {
         attach(&lab);
         let node = lab.node(0);
         let attach = node.attach_command("");
@@ -424,7 +421,7 @@ fn a_second_instance_starts() {
 
 #[test]
 fn the_guest_reboots() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab, |mut lab| {
+    on_kernels!(Series::ALL, NOWHERE, |lab| lab, |mut lab| {
         attach(&lab);
         lab.node_mut(0).reboot().unwrap();
         let node = lab.node(0);
@@ -501,6 +498,24 @@ fn the_driver_refuses_xdp() {
     });
 }
 
+/// A kernel built without `CONFIG_DEBUG_INFO_BTF` has no such file.
+#[test]
+fn the_kernel_tells_no_types() {
+    on_kernels!(Series::ALL, USUAL, |lab| lab, |lab| {
+        for node in lab.nodes() {
+            node.guest
+                .check("mount -t tmpfs tmpfs /sys/kernel/btf && ! test -e /sys/kernel/btf/vmlinux")
+                .unwrap();
+        }
+        attach(&lab);
+        for node in lab.nodes() {
+            assert_eq!(programs(node), (3, 3), "{}", node.show().unwrap());
+        }
+        xdp_or_reason(&lab);
+        assert_works(&lab);
+    });
+}
+
 #[test]
 fn several_queues_and_cpus() {
     on_kernels!(Series::ALL, USUAL, |lab| lab.cpus(2).queues(2), |lab| {
@@ -546,7 +561,7 @@ fn several_queues_and_cpus() {
 
 #[test]
 fn small_mtu() {
-    on_kernels!(Series::ALL, USUAL, |lab| lab.mtu(1400), |lab| {
+    on_kernels!(Series::ALL, NOWHERE, |lab| lab.mtu(1400), |lab| {
         attach(&lab);
         xdp_or_reason(&lab);
         assert_works(&lab);

@@ -2,10 +2,11 @@
 //! all of them.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use xkub_tests::guest::Series;
 use xkub_tests::guest::matrix::{Cell, Config, Verdict, run, subset_kernels};
+use xkub_tests::guest::{Series, alone};
 
 fn subset(series: Series) {
+    let _alone = alone();
     let outcome = run(series, &Config::subset(), None, |cell| {
         let Cell {
             config,

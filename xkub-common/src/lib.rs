@@ -59,8 +59,12 @@ pub mod map {
     /// Packets for whoever monitors: a ring buffer of [`Sample`](crate::sample::Sample).
     pub const SAMPLES: &str = "SAMPLES";
 
+    /// Announcements that left: a ring buffer of `u64`, nanoseconds since boot without time in suspend
+    /// (`CLOCK_MONOTONIC`).
+    pub const ANNOUNCED: &str = "ANNOUNCED";
+
     /// Every map that outlives a program and is pinned.
-    pub const PINNED: [&str; 8] = [
+    pub const PINNED: [&str; 9] = [
         FLOWS_V4,
         FLOWS_V6,
         FRAGMENTS_V4,
@@ -69,6 +73,7 @@ pub mod map {
         SETTLED,
         COUNTERS,
         SAMPLES,
+        ANNOUNCED,
     ];
     /// The read-only constants of one program instance: one [`Config`](crate::config::Config).
     /// Pinned apart, one for each program.

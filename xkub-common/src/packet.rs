@@ -313,6 +313,10 @@ pub struct Ipv6Header {
 
 /// Offsets in an IPv6 header.
 pub mod ipv6 {
+    /// All nodes on the link, `ff02::1` (RFC 4291 §2.7.1).
+    pub const ALL_NODES: [u32; 4] = [0xff02_0000u32.to_be(), 0, 0, 1u32.to_be()];
+    /// The ICMPv6 type of a neighbour advertisement (RFC 4861 §4.4).
+    pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
     /// The source address.
     pub const SOURCE: usize = 8;
     /// The destination address.

@@ -80,6 +80,9 @@ fn ip<I: Ip, F: Frame>(frame: &F, network: usize, header: I::Header) -> Outcome 
     if transport.kind == Kind::Error {
         return Outcome::of(icmp::leaving(frame, &packet), Class::IcmpError);
     }
+    if I::is_announcement(frame, &packet.datagram) {
+        neighbour::announced();
+    }
     let Ok(destination) = I::final_destination(frame, &packet.datagram) else {
         return Outcome::new(Event::Malformed, class);
     };

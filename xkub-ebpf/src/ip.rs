@@ -102,6 +102,8 @@ pub trait Ip {
         packet: &P,
         datagram: &Datagram<Self::Address>,
     ) -> Result<Self::Address, Malformed>;
+    /// Whether this tells everybody on the link where an address of ours is, unasked.
+    fn is_announcement<P: Packet>(packet: &P, datagram: &Datagram<Self::Address>) -> bool;
     /// The sum over an address, unfolded.
     fn sum(address: &Self::Address) -> u32;
     /// Writes an address into the header at `network`, and its header checksum if it has one.
@@ -184,6 +186,11 @@ impl Ip for V4 {
     #[inline(always)]
     fn final_destination<P: Packet>(_: &P, datagram: &Datagram<u32>) -> Result<u32, Malformed> {
         Ok(datagram.destination)
+    }
+    #[inline(always)]
+    fn is_announcement<P: Packet>(_: &P, _: &Datagram<u32>) -> bool {
+        // That is ARP's.
+        false
     }
     #[inline(always)]
     fn sum(address: &u32) -> u32 {
@@ -324,6 +331,15 @@ impl Ip for V6 {
         datagram: &Datagram<[u32; 4]>,
     ) -> Result<[u32; 4], Malformed> {
         packet::final_destination(packet, datagram)
+    }
+    #[inline(always)]
+    fn is_announcement<P: Packet>(packet: &P, datagram: &Datagram<[u32; 4]>) -> bool {
+        datagram.protocol == protocol::ICMPV6
+            && datagram.destination == ipv6::ALL_NODES
+            // More than the type, since the verifier wants the bound of a read of one byte in another form.
+            && packet
+                .read::<u32>(datagram.transport)
+                .is_some_and(|head| head.to_ne_bytes()[0] == ipv6::NEIGHBOUR_ADVERTISEMENT)
     }
     #[inline(always)]
     fn sum(address: &[u32; 4]) -> u32 {

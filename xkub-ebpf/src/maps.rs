@@ -41,6 +41,10 @@ pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(counter::C
 #[map]
 pub static SAMPLES: RingBuf = RingBuf::with_byte_size(sample::ROOM, 0);
 
+/// Room for a page of announcements; those that find none are not missed, since one is as good as many.
+#[map]
+pub static ANNOUNCED: RingBuf = RingBuf::with_byte_size(4096, 0);
+
 macro_rules! constant {
     ($($field:ident).+) => {
         // SAFETY: a pointer to a field of a static. Volatile, because the loader fills the static in

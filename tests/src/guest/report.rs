@@ -142,8 +142,8 @@ fn section(outcome: &Outcome) -> Result<String> {
     if !repeated.is_empty() {
         let _ = writeln!(
             text,
-            "One outer checksum was wrong at a first try, which chance brings once in 65,536 packets \
-             ([datapath.md](datapath.md)), so these ran again: {}.",
+            "Ran a second time, because one outer checksum was wrong (chance brings that once in 65,536 packets, \
+             [datapath.md](datapath.md)) or iperf3's one opening datagram was lost: {}.",
             repeated.join("; ")
         );
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::{
-    maps::{HashMap, Map, MapData, PerCpuArray},
+    maps::{HashMap, Map, MapData, PerCpuArray, RingBuf},
     programs::{LinkOrder, ProgramFd, TcAttachType, tc::TcAttachOptions},
 };
 use xkub_common::{
@@ -193,6 +193,13 @@ impl Datapath {
             .iter()
             .map(Result::unwrap)
             .collect()
+    }
+
+    /// How many announcements user space has been told of since it was last asked.
+    pub fn announcements(&self) -> usize {
+        let data = MapData::from_pin(Path::new(BPFFS).join(map::ANNOUNCED)).unwrap();
+        let mut ring = RingBuf::try_from(Map::RingBuf(data)).unwrap();
+        std::iter::from_fn(|| ring.next().map(|entry| entry.len())).count()
     }
 
     fn map(&self, name: &str) -> &Map {

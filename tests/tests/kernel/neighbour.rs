@@ -90,3 +90,40 @@ fn a_neighbour_solicitation_comes_from_the_guest_address() {
         );
     }
 }
+
+#[test]
+fn user_space_hears_of_announcements() {
+    let mut datapath = Datapath::new(&dual());
+    let gateway: std::net::IpAddr = "fd10:0:2::1".parse().unwrap();
+    let all_nodes = "ff02::1".parse().unwrap();
+    let advertisement = |source, destination, kind| {
+        let payload = Payload::Icmp {
+            kind,
+            code: 0,
+            rest: vec![0; 28],
+        };
+        frame(source, destination, &payload)
+    };
+    for (what, message, told) in [
+        ("ARP of G", arp(1, G4, G4, false), 1),
+        ("an ARP answer of G, tagged", arp(2, G4, G4, true), 1),
+        ("ARP of N", arp(1, N4, N4, false), 1),
+        ("a question of G", arp(1, G4, GATEWAY4, false), 0),
+        ("ARP of somebody", arp(1, GATEWAY4, GATEWAY4, false), 0),
+        ("NDP of G", advertisement(V6.guest, all_nodes, 136), 1),
+        ("NDP of N", advertisement(V6.node, all_nodes, 136), 1),
+        ("an answer of G", advertisement(V6.guest, gateway, 136), 0),
+        (
+            "a ping of G to all",
+            advertisement(V6.guest, all_nodes, 128),
+            0,
+        ),
+        ("NDP of somebody", advertisement(gateway, all_nodes, 136), 0),
+    ] {
+        datapath.run(At::EgressFirst, &message);
+        assert_eq!(datapath.announcements(), told, "{what}");
+        // The last place sees them all again.
+        datapath.run(At::EgressLast, &message);
+        assert_eq!(datapath.announcements(), 0, "{what}");
+    }
+}

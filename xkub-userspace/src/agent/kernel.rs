@@ -8,6 +8,7 @@ use crate::{
     netlink::Netlink,
     node::{
         address_device::{AddressDevice, AddressDeviceError, LOOPBACK},
+        blocked_source,
         uplink::{self, Uplink},
     },
 };
@@ -43,19 +44,15 @@ pub(super) fn look(name: Option<&str>, device: &str) -> Result<Kernel, datapath:
 }
 
 fn find_uplink(netlink: &Netlink, name: Option<&str>) -> Result<Uplink, String> {
-    let found;
-    let name = match name {
-        Some(name) => name,
-        None => {
-            found = super::default_route::find()
-                .map_err(|error| format!("the routes can't be read: {error}"))?
-                .ok_or(
-                    "there is no default route to tell the uplink by; wait for DHCP, or set uplink",
-                )?;
-            &found
-        }
+    let found = match name {
+        Some(name) => name.to_owned(),
+        None => super::default_route::find()
+            .map_err(|error| format!("the routes can't be read: {error}"))?
+            .ok_or(
+                "there is no default route to tell the uplink by; wait for DHCP, or set uplink",
+            )?,
     };
-    uplink::find(netlink, name).map_err(|error| error.to_string())
+    uplink::find(netlink, &found).map_err(|error| error.to_string())
 }
 
 fn attached(uplink: &str) -> Result<Option<Attached>, datapath::Error> {
@@ -105,12 +102,18 @@ fn find_device(
         },
         None => return Ok(None),
     };
+    let blocked = blocked_source::blocked(netlink)?;
     Ok(Some(Device {
         index: device.index(),
         is_ours: device.is_ours(),
         is_up: device.is_up(),
         mtu: device.mtu(),
-        addresses: device.host_addresses(netlink)?,
+        addresses: device
+            .host_addresses(netlink)?
+            .into_iter()
+            // From these nothing leaves, so that they are as good as not there.
+            .filter(|address| !blocked.contains(address))
+            .collect(),
         name: device.name,
     }))
 }

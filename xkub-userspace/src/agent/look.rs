@@ -24,7 +24,8 @@ use crate::{
         pick::{self, Rules, Source, Told},
     },
     cluster::{
-        client::Cluster,
+        client::{Cluster, ClusterError},
+        csr,
         node::{annotated_address, cloud_provider_address, internal_ips},
     },
     cni::{self, Finding},
@@ -34,15 +35,17 @@ use crate::{
     join::{self, INPUT_LIMIT, Replace},
     node::{
         distribution::{self, JoinFileKind},
-        serving_certificate::State,
+        serving_certificate::{Renewal, State},
         systemd::{Systemd, is_booted},
         tree::Tree,
         uplink::Uplink,
     },
 };
 
-/// How often nftables are asked for NodePorts: `nft` is a process of its own, and a proxy makes its set once.
+/// How often nftables are asked for `NodePorts`: `nft` is a process of its own, and a proxy makes its set once.
 const NODE_PORTS_PERIOD: Duration = Duration::from_secs(30);
+/// How often the guest cluster is asked for requests of certificates: the answer is large in a large cluster.
+const REQUESTS_PERIOD: Duration = Duration::from_secs(30);
 /// Larger than any certificate with its key, bytes.
 const MAX_CERTIFICATE: u64 = 1 << 20;
 
@@ -67,6 +70,8 @@ pub(super) struct Looker {
     guards: [(Family, FlapGuard); 2],
     node_ports: Option<(Instant, Option<Vec<IpAddr>>)>,
     systemd: Option<Systemd>,
+    /// What became of our requests for a serving certificate, and when that was asked.
+    requests: Option<(Instant, String)>,
     kubeconfig: Option<PathBuf>,
     news: watch::Sender<NodeNews>,
 }
@@ -103,6 +108,7 @@ impl Looker {
             guards: Family::ALL.map(|family| (family, guard())),
             node_ports: None,
             systemd: None,
+            requests: None,
             kubeconfig: None,
             news: watch::Sender::new(NodeNews::NotJoined),
         }
@@ -388,11 +394,44 @@ impl Looker {
             .map_err(|error| error.to_string())?;
         if let Some(running) = &running {
             seen.is_outdated = worker.needs_restart(tree, &plan, running, &addresses);
-            seen.certificate = certificate(&worker, &addresses);
+            seen.certificate = self.certificate(&worker, &addresses).await;
         }
         seen.warnings = plan.warnings.iter().map(ToString::to_string).collect();
         seen.changes = plan.changes;
         Ok(seen)
+    }
+
+    /// What the serving certificate waits for: what the file tells, and where it comes by a request, what became of
+    /// that.
+    async fn certificate(
+        &mut self,
+        worker: &distribution::Worker,
+        addresses: &[IpAddr],
+    ) -> Option<String> {
+        let certificate = &worker.serving_certificate;
+        let state = match files::read(&certificate.path, MAX_CERTIFICATE) {
+            Ok(contents) => State::of(contents.as_deref(), addresses, SystemTime::now()),
+            Err(error) => return Some(error.to_string()),
+        };
+        let advice = state.advice(certificate.renewal)?;
+        if certificate.renewal != Renewal::Rotated || matches!(state, State::SelfSigned { .. }) {
+            return Some(advice);
+        }
+        if let Some((when, requests)) = &self.requests
+            && when.elapsed() < REQUESTS_PERIOD
+        {
+            return Some(format!("{advice}; {requests}"));
+        }
+        let cluster = self.cluster()?;
+        let list = async { csr::list(&cluster.connection().await?).await };
+        let list: Result<_, ClusterError> = list.await;
+        let requests = match list {
+            Ok(requests) => csr::state(&requests, SystemTime::now()).to_string(),
+            Err(error) => error.to_string(),
+        };
+        let text = format!("{advice}; {requests}");
+        self.requests = Some((Instant::now(), requests));
+        Some(text)
     }
 
     async fn node_ports(&mut self) -> Result<Option<Vec<IpAddr>>, AgentError> {
@@ -538,16 +577,6 @@ fn read_join_file(
         state,
     });
     contents
-}
-
-fn certificate(worker: &distribution::Worker, addresses: &[IpAddr]) -> Option<String> {
-    let certificate = &worker.serving_certificate;
-    match files::read(&certificate.path, MAX_CERTIFICATE) {
-        Ok(contents) => {
-            State::of(contents.as_deref(), addresses, SystemTime::now()).advice(certificate.renewal)
-        }
-        Err(error) => Some(error.to_string()),
-    }
 }
 
 fn findings(found: Vec<Finding>) -> Cni {

@@ -48,7 +48,7 @@ use self::{
 };
 use crate::{
     config::Config,
-    datapath::{self, Look, settings::DualAddress},
+    datapath::{self, Announcements, Look, settings::DualAddress},
     node::unit,
     observe as observing,
 };
@@ -216,19 +216,18 @@ fn remember(
         Action::Attach { settings, .. } => Some((settings.node_address, outcome)),
         _ => None,
     });
-    let in_force = match attached {
-        Some((address, Outcome::Done)) => address,
-        _ => {
-            let shown = observation.datapath.iter();
-            let mut address = DualAddress::default();
-            for line in shown.flat_map(|attached| &attached.shown.addresses) {
-                match line.node {
-                    IpAddr::V4(node) => address.v4 = Some(node),
-                    IpAddr::V6(node) => address.v6 = Some(node),
-                }
+    let in_force = if let Some((address, Outcome::Done)) = attached {
+        address
+    } else {
+        let shown = observation.datapath.iter();
+        let mut address = DualAddress::default();
+        for line in shown.flat_map(|attached| &attached.shown.addresses) {
+            match line.node {
+                IpAddr::V4(node) => address.v4 = Some(node),
+                IpAddr::V6(node) => address.v6 = Some(node),
             }
-            address
         }
+        address
     };
     if in_force != DualAddress::default() && in_force != memory.last_good {
         memory.last_good = in_force;
@@ -253,6 +252,8 @@ struct Agent {
     status: Shared,
     netlink: Netlink,
     files: Files,
+    /// Those of what was attached last.
+    announcements: Option<Announcements>,
     interfaces: Interfaces,
     uplink: Option<String>,
     reconciles: u64,
@@ -292,6 +293,7 @@ impl Agent {
             status,
             netlink: Netlink::open().map_err(AgentError::Events)?,
             files: Files::new(),
+            announcements: None,
             interfaces: Interfaces::default(),
             uplink: None,
             reconciles: 0,
@@ -320,12 +322,13 @@ impl Agent {
                 let retry = self.applier.next_retry();
                 tokio::select! {
                     biased;
-                    _ = interrupt.recv() => return self.stop(),
-                    _ = terminate.recv() => return self.stop(),
+                    _ = interrupt.recv() => { stop(); return Ok(()); }
+                    _ = terminate.recv() => { stop(); return Ok(()); }
                     () = self.netlink.next(&self.interfaces) => break Trigger::Netlink,
                     () = changed(&mut reflectors) => break Trigger::Reflector,
                     Ok(()) = node.changed() => break Trigger::Node,
                     () = self.files.next() => break Trigger::File,
+                    () = announced(&mut self.announcements) => break Trigger::Announcement,
                     _ = hangup.recv() => break Trigger::Hangup,
                     () = sleep(DEBOUNCE), if again => break Trigger::Again,
                     () = until(retry), if retry.is_some() => break Trigger::Again,
@@ -334,20 +337,13 @@ impl Agent {
                 }
             };
             debug!(trigger = trigger.name(), "looking");
-            if matches!(trigger, Trigger::Announcement | Trigger::Hangup) {
+            if matches!(trigger, Trigger::Announcement | Trigger::Netlink | Trigger::Hangup) {
                 self.looker.ask_again();
             }
             // What else happens in the same moment is seen by the same look.
             sleep(DEBOUNCE).await;
             timer.reset();
         }
-    }
-
-    #[expect(clippy::unnecessary_wraps, reason = "the end of the loop")]
-    fn stop(&self) -> Result<(), AgentError> {
-        tell_systemd(&[NotifyState::Stopping]);
-        info!("stopped; the datapath stays attached");
-        Ok(())
     }
 
     /// Looks at the hooks, which costs next to nothing while nobody has touched them.
@@ -439,6 +435,7 @@ impl Agent {
                 Outcome::Skipped => {}
             }
         }
+        self.listen(&observation, &outcomes);
         let in_force = remember(&self.config, &mut self.memory, &observation, &outcomes);
         let status = Status::of(&observation, &plan, &outcomes, in_force, self.reconciles);
         self.say(&status.problems.iter().cloned().collect());
@@ -495,6 +492,23 @@ impl Agent {
         self.files.watch(folders);
     }
 
+    /// Announcements come through a map, which an attachment may have made anew.
+    fn listen(&mut self, observation: &Observation, outcomes: &[(Action, Outcome)]) {
+        let is_new = outcomes
+            .iter()
+            .any(|(action, outcome)| action.kind() == Kind::Attach && *outcome == Outcome::Done);
+        let is_there = is_new || observation.datapath.is_some();
+        if !is_new && is_there == self.announcements.is_some() {
+            return;
+        }
+        self.announcements = match &self.uplink {
+            Some(uplink) if is_there => datapath::announcements(uplink)
+                .inspect_err(|error| debug!(error = causes(error), "announcements are not heard"))
+                .ok(),
+            _ => None,
+        };
+    }
+
     fn old_addresses_for(&mut self, observation: &Observation) -> Duration {
         let has_old = observation.datapath.as_ref().is_some_and(|attached| {
             let is_current = |address: &IpAddr| {
@@ -532,6 +546,11 @@ impl Agent {
             info!("ready");
         }
     }
+}
+
+fn stop() {
+    tell_systemd(&[NotifyState::Stopping]);
+    info!("stopped; the datapath stays attached");
 }
 
 /// One line for `systemctl status`.
@@ -581,7 +600,18 @@ async fn changed<T>(receiver: &mut Option<watch::Receiver<T>>) {
     {
         return;
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
+}
+
+async fn announced(announcements: &mut Option<Announcements>) {
+    if let Some(some) = announcements
+        && some.next().await.is_ok()
+    {
+        return;
+    }
+    // The timer is left.
+    *announcements = None;
+    std::future::pending().await;
 }
 
 async fn until(instant: Option<Instant>) {

@@ -1,4 +1,4 @@
-//! Where kube-proxy in nftables mode accepts NodePorts: its set `nodeport-ips`.
+//! Where kube-proxy in nftables mode accepts `NodePorts`: its set `nodeport-ips`.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ const TABLE: &str = "kube-proxy";
 const SET: &str = "nodeport-ips";
 
 /// Asks `nft`. None where there is no such set in either family, or no `nft`: no proxy can have made one then, but
-/// one that brings its own, whose NodePorts are configured with `nodeports = "on"`.
+/// one that brings its own, whose `NodePorts` are configured with `nodeports = "on"`.
 ///
 /// # Errors
 /// When `nft` can't be run for another reason.

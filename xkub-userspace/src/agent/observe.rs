@@ -29,7 +29,7 @@ pub struct Observation {
     pub node: NodeState,
     /// What the CNI advertises.
     pub cni: Cni,
-    /// Where kube-proxy's nftables accept NodePorts; none without such a proxy.
+    /// Where kube-proxy's nftables accept `NodePorts`; none without such a proxy.
     pub node_port_addresses: Option<Vec<IpAddr>>,
 }
 
@@ -139,7 +139,7 @@ pub enum NodeState {
     NotJoined,
     /// The API server does not answer, or not as it should.
     Unknown(String),
-    /// Its InternalIPs, in its order.
+    /// Its addresses of type `InternalIP`, in its order.
     Shows(Vec<IpAddr>),
 }
 

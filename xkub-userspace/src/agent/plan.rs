@@ -233,7 +233,7 @@ impl Plan {
             ingress_hook: config.datapath.ingress_hook,
             address_device: Some(config.datapath.address_device.clone()),
             flow_entries: config.datapath.flow_entries,
-            keep_old_addresses: true,
+            keep_old_addresses: may_worker_need_old(config, observation),
             ..Settings::new(uplink.name.clone(), node)
         };
         match settings.validate() {
@@ -385,16 +385,26 @@ impl Plan {
     }
 }
 
+/// Whether a running kubelet has the old address as its `--node-ip`. Where none does, it goes together with its
+/// programs, so that nothing leaves untranslated.
+fn may_worker_need_old(config: &Config, observation: &Observation) -> bool {
+    match &observation.worker {
+        Ok(Some(worker)) => config.node.manage_node_ip && worker.is_running,
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
 /// What an old address waits for.
 fn waits_for_node(
     config: &Config,
     observation: &Observation,
     settings: &Settings,
 ) -> Option<String> {
-    let Ok(Some(worker)) = &observation.worker else {
-        return None;
-    };
-    if !config.node.manage_node_ip || !worker.is_running {
+    if observation.worker.is_err() {
+        return Some("the worker can be looked at".to_owned());
+    }
+    if !may_worker_need_old(config, observation) {
         return None;
     }
     let wanted: Vec<IpAddr> = settings.node_address.iter().collect();
@@ -408,7 +418,7 @@ fn waits_for_node(
     }
 }
 
-/// Whether NodePorts have to be rewritten: a proxy that accepts them at the guest address needs no help, and Cilium's
+/// Whether `NodePorts` have to be rewritten: a proxy that accepts them at the guest address needs no help, and Cilium's
 /// breaks.
 fn are_node_ports_ours(
     config: &Config,

@@ -111,7 +111,6 @@ fn parse(contents: &[u8]) -> Result<DualAddress, &'static str> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

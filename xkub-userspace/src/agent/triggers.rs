@@ -188,21 +188,17 @@ impl Files {
             // It may be gone.
             let _: notify::Result<()> = watcher.unwatch(folder);
         }
-        let mut watched = BTreeSet::new();
-        for folder in folders {
-            if self.folders.contains(&folder) && folder.is_dir() {
-                watched.insert(folder);
-            } else if watch(watcher, &folder) {
-                watched.insert(folder);
-            }
-        }
-        self.folders = watched;
+        let old = std::mem::take(&mut self.folders);
+        self.folders = folders
+            .into_iter()
+            .filter(|folder| (old.contains(folder) && folder.is_dir()) || watch(watcher, folder))
+            .collect();
     }
 
     /// Waits for a change.
     pub async fn next(&mut self) {
         if self.events.recv().await.is_none() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         while self.events.try_recv().is_ok() {}
     }

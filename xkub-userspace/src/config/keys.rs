@@ -349,7 +349,6 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::collections::BTreeSet;
 

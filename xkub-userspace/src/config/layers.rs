@@ -266,7 +266,6 @@ fn collect(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
     use crate::config::DEFAULT_TEXT;

@@ -73,9 +73,9 @@ pub struct Datapath {
     pub ingress_hook: IngressHook,
     /// UDP ports of tunnels.
     pub overlay_ports: Vec<u16>,
-    /// What is always reached at the node address, beside overlays and NodePorts.
+    /// What is always reached at the node address, beside overlays and `NodePorts`.
     pub services: Vec<Service>,
-    /// Whether NodePorts belong to it.
+    /// Whether `NodePorts` belong to it.
     pub node_ports: NodePorts,
     /// Which ports those are.
     pub node_port_range: PortRange,
@@ -85,7 +85,7 @@ pub struct Datapath {
     pub flow_entries: u32,
 }
 
-/// Whether NodePorts are reached at the node address.
+/// Whether `NodePorts` are reached at the node address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodePorts {
     /// When the proxy accepts them there alone.
@@ -106,6 +106,7 @@ pub struct Join {
 }
 
 /// `[node]`.
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// What runs the kubelet.

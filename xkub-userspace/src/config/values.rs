@@ -33,7 +33,7 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 fn text(value: &Value) -> Result<&str, String> {
     value
         .as_str()
-        .ok_or_else(|| format!("{} is not a text; put it in quotes", value))
+        .ok_or_else(|| format!("{value} is not a text; put it in quotes"))
 }
 
 /// The elements of a list, numbers among them, as texts.
@@ -320,7 +320,6 @@ pub(super) fn written_duration(duration: Duration) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

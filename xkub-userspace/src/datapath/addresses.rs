@@ -4,7 +4,10 @@
 use std::net::IpAddr;
 
 use super::{bpffs, error::Error, pins::Pins};
-use crate::{netlink::Netlink, node::address_device::AddressDevice};
+use crate::{
+    netlink::Netlink,
+    node::{address_device::AddressDevice, blocked_source},
+};
 
 /// Makes the address device what it should be, with all of an uplink's node addresses on it. What was changed
 /// is marked as ours, so that a detach takes it back. The device's name: `lo` where the kernel has no dummy device.
@@ -22,6 +25,8 @@ pub fn put_addresses(
     let lock = pins.lock()?;
     let device = AddressDevice::ensure(&netlink, device, mtu)?;
     for address in addresses {
+        // It may have been an old one until now.
+        blocked_source::unblock(&netlink, *address)?;
         if !device.has(&netlink, *address)? {
             pins.mark_address(&device.name, *address)?;
             device.add(&netlink, *address)?;
@@ -50,6 +55,7 @@ pub fn remove_address(uplink: &str, device: &str, address: IpAddr) -> Result<boo
             was_there = found.remove(&netlink, address)?;
             found.remove_if_unused(&netlink)?;
         }
+        blocked_source::unblock(&netlink, address)?;
         pins.unmark_address(device, address);
     }
     drop(lock);

@@ -23,6 +23,7 @@ use crate::{
     netlink::Netlink,
     node::{
         address_device::{AddressDevice, LOOPBACK},
+        blocked_source,
         uplink::{self, Uplink},
     },
 };
@@ -188,7 +189,8 @@ impl Attaching<'_> {
         // What is sent from an address that no program translates leaves as it is: an address comes after its programs, and
         // goes before them.
         for (device, address) in self.old_addresses(orphans)? {
-            if let Some(device) = AddressDevice::find(self.netlink, &device)? {
+            let is_kept = self.settings.keep_old_addresses && change.block_source(address)?;
+            if !is_kept && let Some(device) = AddressDevice::find(self.netlink, &device)? {
                 change.withdraw_address(&device, address)?;
             }
         }
@@ -337,19 +339,14 @@ impl Attaching<'_> {
             return Ok(Vec::new());
         };
         let orphaned = orphans.iter().map(|address| (current.clone(), address));
-        if self.settings.keep_old_addresses {
-            // With marks of their own, so that they can be found when they are to go.
-            for (name, address) in orphaned {
-                self.pins.mark_address(&name, address)?;
-            }
-            return Ok(Vec::new());
-        }
         let marked = self.pins.addresses()?;
         Ok(marked
             .into_iter()
             .chain(orphaned)
             .filter(|(name, address)| {
-                *name != current || self.node.iter().all(|node| node != *address)
+                let is_wanted = self.node.iter().any(|node| node == *address);
+                // The same address on another device is for whoever asked for that, later.
+                !is_wanted || (*name != current && !self.settings.keep_old_addresses)
             })
             .collect())
     }
@@ -368,12 +365,18 @@ impl Attaching<'_> {
     fn remove_old_addresses(&self, orphans: &DualAddress) -> Result<(), Error> {
         let current = self.current_device()?;
         for (name, address) in self.old_addresses(orphans)? {
+            if self.settings.keep_old_addresses {
+                // With a mark of its own, so that it is found when it is to go.
+                self.pins.mark_address(&name, address)?;
+                continue;
+            }
             if let Some(device) = AddressDevice::find(self.netlink, &name)? {
                 device.remove(self.netlink, address)?;
                 if Some(&name) != current.as_ref() {
                     device.remove_if_unused(self.netlink)?;
                 }
             }
+            blocked_source::unblock(self.netlink, address)?;
             self.pins.unmark_address(&name, address);
         }
         Ok(())

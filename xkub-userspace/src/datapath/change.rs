@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     netlink::Netlink,
-    node::{address_device::AddressDevice, uplink::Uplink},
+    node::{address_device::AddressDevice, blocked_source, uplink::Uplink},
 };
 
 /// What takes a step back. Carried out in reverse order.
@@ -50,6 +50,7 @@ enum Undo {
         device: AddressDevice,
         address: IpAddr,
     },
+    Unblock(IpAddr),
     RemoveDevice(AddressDevice),
 }
 
@@ -98,6 +99,8 @@ impl<'a> Change<'a> {
 
     /// Puts an address on a device, unless it is there, in which case it is not ours to remove.
     pub fn add_address(&mut self, device: &AddressDevice, address: IpAddr) -> Result<(), Error> {
+        // It may have been an old one until now.
+        blocked_source::unblock(self.netlink, address)?;
         if device.has(self.netlink, address)? {
             return Ok(());
         }
@@ -124,6 +127,15 @@ impl<'a> Change<'a> {
             });
         }
         Ok(())
+    }
+
+    /// Lets nothing leave from an address of ours any more, which stays on its device. Whether the kernel can.
+    pub fn block_source(&mut self, address: IpAddr) -> Result<bool, Error> {
+        let can = blocked_source::block(self.netlink, address)?;
+        if can {
+            self.undo.push(Undo::Unblock(address));
+        }
+        Ok(can)
     }
 
     /// Notes that a device may have been made for this change.
@@ -401,6 +413,9 @@ impl<'a> Change<'a> {
                 }
                 Undo::AddAddress { device, address } => device
                     .add(self.netlink, address)
+                    .map(drop)
+                    .map_err(io::Error::other),
+                Undo::Unblock(address) => blocked_source::unblock(self.netlink, address)
                     .map(drop)
                     .map_err(io::Error::other),
                 Undo::RemoveDevice(device) => device

@@ -15,6 +15,7 @@ use crate::{
     netlink::Netlink,
     node::{
         address_device::{AddressDevice, DEFAULT_NAME},
+        blocked_source,
         uplink::{self, Uplink, UplinkError},
     },
 };
@@ -116,6 +117,10 @@ fn remove_addresses(
         if device.remove_if_unused(netlink)? {
             removed.push(format!("interface {name}"));
         }
+    }
+    for address in blocked_source::blocked(netlink)? {
+        blocked_source::unblock(netlink, address)?;
+        removed.push(format!("routing rule for the old address {address}"));
     }
     Ok(())
 }

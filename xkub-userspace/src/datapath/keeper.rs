@@ -85,8 +85,8 @@ impl Keeper {
     ///
     /// # Errors
     /// [`Error`]: it may be tried again.
-    pub fn look(&mut self, look: Look) -> Result<Vec<Repair>, Error> {
-        if look == Look::Period {
+    pub fn look(&mut self, why: Look) -> Result<Vec<Repair>, Error> {
+        if why == Look::Period {
             self.patience.tick();
             if !self.patience.is_full_look()
                 && let Some(known) = self.known

@@ -3,6 +3,7 @@
 //! All functions block. They act in the network namespace and the mount namespace of the calling thread.
 
 mod addresses;
+mod announcements;
 mod attach;
 mod bpffs;
 mod capabilities;
@@ -30,6 +31,7 @@ use std::{num::NonZeroU32, ops::ControlFlow};
 use self::pins::Pins;
 pub use self::{
     addresses::{marked_addresses, put_addresses, remove_address},
+    announcements::Announcements,
     attach::attach,
     bpffs::BpffsError,
     capabilities::CapabilityError,
@@ -118,6 +120,14 @@ pub fn monitor(
     mut report: impl FnMut(Shown) -> ControlFlow<()>,
 ) -> Result<(), Error> {
     monitor::monitor(&attached(uplink)?, one_in.get(), &mut report)
+}
+
+/// The announcements that leave an uplink. Must be called within a tokio runtime.
+///
+/// # Errors
+/// As [`show`]; [`Error::Wait`].
+pub fn announcements(uplink: &str) -> Result<Announcements, Error> {
+    Announcements::open(&Pins::of(&attached(Some(uplink))?))
 }
 
 /// The uplink that is meant, if it has a datapath.

@@ -374,7 +374,8 @@ pub struct Settings {
     pub flow_entries: u32,
     /// Whether what was the node address before stays on its device, to be taken away with
     /// [`remove_address`](super::remove_address) when nobody relies on it any more: a kubelet does until it has been
-    /// restarted. What is still sent from it leaves untranslated.
+    /// restarted. Nothing leaves from it any more: a rule sends that into a black hole. Where the kernel has no such
+    /// rules, it goes at once.
     pub keep_old_addresses: bool,
 }
 

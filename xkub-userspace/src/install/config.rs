@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::config::DEFAULT_TEXT;
 pub use crate::config::DEFAULT_PATH as PATH;
+use crate::config::DEFAULT_TEXT;
 
 /// `KEY=VALUE`, such as `join.endpoint=10.0.0.1:6443`.
 #[derive(Clone, Debug, PartialEq, Eq)]

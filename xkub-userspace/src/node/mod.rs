@@ -2,6 +2,7 @@
 //! knows the address too.
 
 pub mod address_device;
+pub mod blocked_source;
 pub mod boot_order;
 pub mod command_line;
 pub mod distribution;

@@ -156,7 +156,7 @@ impl Metrics {
             .set(i64::try_from(status.problems.len()).unwrap_or(i64::MAX));
     }
 
-    /// All of them, as OpenMetrics 1.0 text. Blocks: the datapath's are read from the kernel.
+    /// All of them, as `OpenMetrics` 1.0 text. Blocks: the datapath's are read from the kernel.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

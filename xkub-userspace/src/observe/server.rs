@@ -15,7 +15,7 @@ use tracing::warn;
 use super::Metrics;
 use crate::agent::status::Shared;
 
-/// Of OpenMetrics.
+/// Of `OpenMetrics`.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Clone)]

@@ -230,6 +230,25 @@ fn what_is_seen_leads_to_what_is_done() {
             &[RemoveAddress],
         ),
         (
+            "the worker can't be looked at: it may need the old address",
+            |_, o, _| {
+                o.address.address = dual(OTHER);
+                o.datapath = Some(attached(OTHER));
+                moved(o);
+                o.worker = Err("the bus is away".to_owned());
+            },
+            &[],
+        ),
+        (
+            "the address device is another by configuration",
+            |c, o, _| {
+                c.datapath.address_device = "node0".to_owned();
+                let device = o.device.as_mut().unwrap();
+                device.name = "node0".to_owned();
+            },
+            &[RemoveAddress],
+        ),
+        (
             "no worker here: nobody needs the old address",
             |_, o, _| {
                 o.address.address = dual(OTHER);
@@ -509,6 +528,30 @@ fn an_address_that_is_still_translated_is_never_removed() {
         moved(o);
     });
     assert_eq!(kinds(&plan), [Kind::Attach]);
+}
+
+#[test]
+fn an_old_address_stays_for_a_running_worker_alone() {
+    let keeps = |edit: Edit| {
+        let plan = plan_after(edit);
+        match plan.actions.first() {
+            Some(Action::Attach { settings, .. }) => settings.keep_old_addresses,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(keeps(|_, o, _| o.address.address = dual(OTHER)));
+    assert!(keeps(|_, o, _| {
+        o.address.address = dual(OTHER);
+        o.worker = Err("the bus is away".to_owned());
+    }));
+    assert!(!keeps(|_, o, _| {
+        o.address.address = dual(OTHER);
+        o.worker = Ok(None);
+    }));
+    assert!(!keeps(|c, o, _| {
+        o.address.address = dual(OTHER);
+        c.node.manage_node_ip = false;
+    }));
 }
 
 #[test]
