@@ -611,7 +611,7 @@ async fn announced(announcements: &mut Option<Announcements>) {
     }
     // The timer is left.
     *announcements = None;
-    std::future::pending().await;
+    std::future::pending::<()>().await;
 }
 
 async fn until(instant: Option<Instant>) {
