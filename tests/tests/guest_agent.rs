@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use xkub_tests::guest::api::NodeApi;
 use xkub_tests::guest::k0s::{self, Start};
-use xkub_tests::guest::{Disk, GuestNode, Kernel, Lab, Series, initramfs};
+use xkub_tests::guest::{Disk, GuestNode, Kernel, Lab, Series, alone, initramfs};
 use xkub_tests::masquerade::{CLIENT_V4, CLIENT_V6, Family, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::traffic::{Capture, Client};
 use xkub_tests::wait::wait_for;
@@ -201,6 +201,7 @@ fn assert_no_source(capture: &Capture, from: usize, addresses: &BTreeSet<IpAddr>
 fn a_node_from_its_first_boot_to_the_uninstallation() {
     let begun = Instant::now();
     let passed = |what: &str| println!("{:6.1} s: {what}", begun.elapsed().as_secs_f64());
+    let _alone = alone();
     let lab = Lab::builder(Kernel::obtain(Series::V6_12).unwrap())
         .disk(0, disk())
         .build()
@@ -240,7 +241,7 @@ fn a_node_from_its_first_boot_to_the_uninstallation() {
     assert_overlay_works(&lab);
     passed("the overlay works");
 
-    migrate(&lab, &api, &node_ip);
+    migrate(&lab, &api, &node_ip, &passed);
     passed("migrated");
     repair(&lab);
     passed("repaired");
@@ -256,7 +257,12 @@ fn a_node_from_its_first_boot_to_the_uninstallation() {
 }
 
 /// The pod gets other addresses under traffic, and the guest is made to announce itself.
-fn migrate(lab: &Lab, api: &NodeApi, node_ip: &impl Fn(&Start) -> BTreeSet<IpAddr>) {
+fn migrate(
+    lab: &Lab,
+    api: &NodeApi,
+    node_ip: &impl Fn(&Start) -> BTreeSet<IpAddr>,
+    passed: &impl Fn(&str),
+) {
     let old = node_addresses(lab.node(0));
     let tap = Capture::start(&lab.node(0).launcher, "tap0").unwrap();
     let out = Capture::start(&lab.fabric, "pod1").unwrap();
@@ -301,8 +307,10 @@ fn migrate(lab: &Lab, api: &NodeApi, node_ip: &impl Fn(&Start) -> BTreeSet<IpAdd
     assert_eq!(node_ip(&second), new, "{second:?}");
     assert_eq!(second.token_server, api.url());
     assert!(on_device(node).is_superset(&old), "{}", journal(node));
+    passed("the worker was restarted");
     api.show(&new.iter().copied().collect::<Vec<_>>());
     settle(node);
+    passed("the old address is gone");
 
     // The CNI follows, too, as far as it knows the node address.
     let name = OVERLAY.name;
