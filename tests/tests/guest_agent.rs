@@ -39,11 +39,11 @@ const ENDPOINT: (Ipv4Addr, u16) = (CLIENT_V4, 6443);
 fn disk() -> Disk {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
-    let disk = k0s::install(Disk::new(), IN_TOKEN).unwrap().file(
-        k0s::CLIENT_CERTIFICATE,
-        certificate("system:node:guest1"),
-        0o600,
-    );
+    let credentials = k0s::Credentials {
+        authority: &certificate("kubernetes")[0],
+        client: &certificate("system:node:guest1").concat(),
+    };
+    let disk = k0s::install(Disk::new(), IN_TOKEN, credentials).unwrap();
     disk.write(&root).unwrap();
     let binary = folder.path().join("xkub");
     fs::write(&binary, initramfs::stripped_xkub().unwrap()).unwrap();
@@ -64,8 +64,8 @@ fn disk() -> Disk {
     disk.tree(&root).unwrap()
 }
 
-/// What a cluster would give a kubelet: a certificate for this name and its key.
-fn certificate(common_name: &str) -> String {
+/// A certificate for this name, and its key.
+fn certificate(common_name: &str) -> [String; 2] {
     let mut parameters = rcgen::CertificateParams::default();
     let mut name = rcgen::DistinguishedName::new();
     name.push(rcgen::DnType::OrganizationName, "system:nodes");
@@ -73,7 +73,7 @@ fn certificate(common_name: &str) -> String {
     parameters.distinguished_name = name;
     let key = rcgen::KeyPair::generate().unwrap();
     let certificate = parameters.self_signed(&key).unwrap();
-    format!("{}{}", certificate.pem(), key.serialize_pem())
+    [certificate.pem(), key.serialize_pem()]
 }
 
 /// What a failure is explained by.

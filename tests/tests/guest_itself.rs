@@ -83,11 +83,12 @@ fn a_guest_with_systemd_is_a_node_with_a_worker() {
     /// Emulated guests on a busy machine are slow.
     const PATIENCE: Duration = Duration::from_secs(180);
     const SERVER: &str = "https://10.244.7.1:6443";
-    let disk = k0s::install(
-        Disk::new().file("/etc/placed", "by the test", 0o600),
-        SERVER,
-    )
-    .unwrap();
+    let credentials = k0s::Credentials {
+        authority: "of nobody",
+        client: "of nobody",
+    };
+    let disk = Disk::new().file("/etc/placed", "by the test", 0o600);
+    let disk = k0s::install(disk, SERVER, credentials).unwrap();
     let mut lab = Lab::builder(Kernel::obtain(Series::V6_12).unwrap())
         .disk(0, disk)
         .build()

@@ -14,14 +14,10 @@ const PROGRAM: &str = include_str!("k0s.sh");
 pub const TOKEN_FILE: &str = "/etc/k0s/k0stoken";
 /// The worker's unit.
 pub const UNIT: &str = "k0sworker.service";
-/// Where a disk may have the certificate, and its key, that the cluster would give the kubelet: as PEM, one after the other.
-pub const CLIENT_CERTIFICATE: &str = "/usr/lib/lab/kubelet-client.pem";
+/// Where the stand-in finds what the cluster would give the kubelet.
+const CLIENT_CERTIFICATE: &str = "/usr/lib/lab/kubelet-client.pem";
 /// Where each start leaves a line.
 const STARTS: &str = "/var/log/k0s-starts";
-/// A certificate of nobody.
-const CERTIFICATE: &str =
-    "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCi0tLS0tRU5EIENFUlRJRklDQVRFLS0tLS0K";
-
 /// How the worker was started once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Start {
@@ -90,16 +86,26 @@ WantedBy=multi-user.target
     )
 }
 
+/// What a cluster gives a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Credentials<'a> {
+    /// Its authority's certificate, as PEM.
+    pub authority: &'a str,
+    /// What it would sign for the kubelet at the end of the join: a certificate and its key, as PEM.
+    pub client: &'a str,
+}
+
 /// A worker's join token (k0s, `pkg/token/joinencode.go`): a kubeconfig as gzip as base64.
 ///
 /// # Errors
 /// Without `gzip` or `base64`.
-pub fn token(server: &str) -> Result<String> {
+pub fn token(server: &str, authority: &str) -> Result<String> {
+    let authority = String::from_utf8(filter("base64", &["--wrap=0"], authority.as_bytes())?)?;
     let kubeconfig = format!(
         "apiVersion: v1\n\
          clusters:\n\
          - cluster:\n    \
-             certificate-authority-data: {CERTIFICATE}\n    \
+             certificate-authority-data: {authority}\n    \
              server: {server}\n  \
            name: k0s\n\
          contexts:\n\
@@ -137,17 +143,18 @@ fn filter(program: &str, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// What `k0s install worker --token-file …` leaves on a disk, enabled, with a token for `server`.
-///
-/// The first start leaves [`CLIENT_CERTIFICATE`] where the kubelet's is, if there is one.
+/// What `k0s install worker --token-file …` leaves on a disk, enabled, with a token for `server`; and, out of the way, what
+/// the cluster would give it.
 ///
 /// # Errors
 /// As [`token`].
-pub fn install(disk: Disk, server: &str) -> Result<Disk> {
+pub fn install(disk: Disk, server: &str, credentials: Credentials<'_>) -> Result<Disk> {
+    let Credentials { authority, client } = credentials;
     let unit_file = format!("/etc/systemd/system/{UNIT}");
     Ok(disk
         .file("/usr/local/bin/k0s", PROGRAM, 0o755)
-        .file(TOKEN_FILE, token(server)?, 0o600)
+        .file(TOKEN_FILE, token(server, authority)?, 0o600)
+        .file(CLIENT_CERTIFICATE, client, 0o600)
         .file(&unit_file, unit(), 0o644)
         .link(
             &format!("/etc/systemd/system/multi-user.target.wants/{UNIT}"),

@@ -18,10 +18,8 @@ kubeconfig=/var/lib/k0s/kubelet.conf
 if [ ! -e "$kubeconfig" ]; then
     pki=/var/lib/k0s/kubelet/pki
     mkdir -p $pki
-    if [ -e /usr/lib/lab/kubelet-client.pem ]; then
-        install -m 600 /usr/lib/lab/kubelet-client.pem $pki/kubelet-client-1.pem
-        ln -sf $pki/kubelet-client-1.pem $pki/kubelet-client-current.pem
-    fi
+    install -m 600 /usr/lib/lab/kubelet-client.pem $pki/kubelet-client-1.pem
+    ln -sf $pki/kubelet-client-1.pem $pki/kubelet-client-current.pem
     (
         umask 077
         cat > "$kubeconfig" <<END
