@@ -196,9 +196,9 @@ impl Datapath {
     }
 
     /// How many announcements user space has been told of since it was last asked.
-    pub fn announcements(&self) -> usize {
-        let data = MapData::from_pin(Path::new(BPFFS).join(map::ANNOUNCED)).unwrap();
-        let mut ring = RingBuf::try_from(Map::RingBuf(data)).unwrap();
+    pub fn announcements(&mut self) -> usize {
+        let map = self.first.ebpf.map_mut(map::ANNOUNCED).unwrap();
+        let mut ring = RingBuf::try_from(map).unwrap();
         std::iter::from_fn(|| ring.next().map(|entry| entry.len())).count()
     }
 

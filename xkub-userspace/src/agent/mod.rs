@@ -337,7 +337,10 @@ impl Agent {
                 }
             };
             debug!(trigger = trigger.name(), "looking");
-            if matches!(trigger, Trigger::Announcement | Trigger::Netlink | Trigger::Hangup) {
+            if matches!(
+                trigger,
+                Trigger::Announcement | Trigger::Netlink | Trigger::Hangup
+            ) {
                 self.looker.ask_again();
             }
             // What else happens in the same moment is seen by the same look.
