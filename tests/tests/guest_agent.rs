@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, Result};
 use serde_json::Value;
 use xkub_tests::guest::api::NodeApi;
 use xkub_tests::guest::k0s::{self, Start};
@@ -85,14 +86,20 @@ fn journal(node: &GuestNode) -> String {
         .map_or_else(|error| error.to_string(), |output| output.stdout)
 }
 
+/// Waits for something on a node; in vain, it says what the node says.
+fn wait_on<T>(node: &GuestNode, what: &str, condition: impl FnMut() -> Result<Option<T>>) -> T {
+    wait_for(what, PATIENCE, condition)
+        .with_context(|| journal(node))
+        .unwrap()
+}
+
 /// Waits until the worker was started so many times, and no more.
-fn starts(node: &GuestNode, count: usize) -> Vec<Start> {
-    wait_for("the worker's start", PATIENCE, || {
+fn starts<const COUNT: usize>(node: &GuestNode) -> [Start; COUNT] {
+    let starts = wait_on(node, "the worker's start", || {
         let starts = k0s::starts(&node.guest)?;
-        Ok((starts.len() >= count).then_some(starts))
-    })
-    .inspect(|starts| assert_eq!(starts.len(), count, "{starts:?}"))
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", journal(node)))
+        Ok((starts.len() >= COUNT).then_some(starts))
+    });
+    starts.try_into().unwrap()
 }
 
 /// The node addresses that the datapath has; none while it is not attached.
@@ -129,17 +136,9 @@ fn node_addresses(node: &GuestNode) -> BTreeSet<IpAddr> {
 /// Waits until datapath and device have the node's addresses, and no others.
 fn settle(node: &GuestNode) {
     let wanted = node_addresses(node);
-    wait_for("the node address everywhere", PATIENCE, || {
+    wait_on(node, "the node address, everywhere and alone", || {
         let everywhere = attached(node) == wanted && on_device(node) == wanted;
         Ok(everywhere.then_some(()))
-    })
-    .unwrap_or_else(|error| {
-        panic!(
-            "{error:#}\n{:?} {:?}\n{}",
-            attached(node),
-            on_device(node),
-            journal(node)
-        )
     });
 }
 
@@ -148,11 +147,10 @@ fn assert_overlay_works(lab: &Lab) {
     let before = lab.counters().unwrap();
     let peer = OVERLAY.address_of(2);
     let guest = &lab.node(0).guest;
-    wait_for("the overlay", PATIENCE, || {
+    wait_on(lab.node(0), "the overlay", || {
         let ping = guest.run(&format!("ping -n -q -c 1 -W 2 {peer}"))?;
         Ok(ping.status.success().then_some(()))
-    })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", journal(lab.node(0))));
+    });
     let full = lab.mtu() - 50 - 28;
     let ping = format!("ping -n -q -c 3 -i 0.05 -W 5 -M do -s {full} {peer}");
     guest.check(&ping).unwrap();
@@ -213,7 +211,7 @@ fn a_node_from_its_first_boot_to_the_uninstallation() {
 
     // The worker's first start finds everything in place.
     let old = node_addresses(lab.node(0));
-    let [first] = <[Start; 1]>::try_from(starts(lab.node(0), 1)).unwrap();
+    let [first] = starts(lab.node(0));
     passed("the worker has started");
     assert_eq!(first.token_server, api.url());
     assert_eq!(first.server, api.url());
@@ -291,10 +289,9 @@ fn migrate(
     node.guest.announce().unwrap();
     // Refused as long as it is translated to the old address.
     let client = Client::to((IpAddr::from(NEW_V4), 10_250));
-    wait_for("a connection", PATIENCE, || {
+    wait_on(node, "a connection", || {
         Ok(client.connect(&lab.client).ok())
-    })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", journal(node)));
+    });
     println!(
         "from the announcement to the first connection at the new address: {} ms",
         announced.elapsed().as_millis()
@@ -303,7 +300,7 @@ fn migrate(
     drop((server, traffic));
 
     // The kubelet follows, once; the old address goes when the Node shows the new one.
-    let [_, second] = <[Start; 2]>::try_from(starts(node, 2)).unwrap();
+    let [_, second] = starts(node);
     assert_eq!(node_ip(&second), new, "{second:?}");
     assert_eq!(second.token_server, api.url());
     assert!(on_device(node).is_superset(&old), "{}", journal(node));
@@ -355,21 +352,19 @@ fn repair(lab: &Lab) {
         node.guest.check(command).unwrap();
         settle(node);
         let wanted = format!("mtu {mtu} ");
-        wait_for("the device's MTU", PATIENCE, || {
+        wait_on(node, "the MTU of the device", || {
             let link = node.guest.check(&format!("ip link show dev {DEVICE} up"))?;
             Ok(link.contains(&wanted).then_some(()))
-        })
-        .unwrap_or_else(|error| panic!("`{command}`: {error:#}\n{}", journal(node)));
+        });
         println!("repaired after `{command}`");
     }
     // networkd gives the uplink its address again by itself.
-    wait_for("the guest address", PATIENCE, || {
+    wait_on(node, "the guest address", || {
         let routes = node.guest.check("ip route")?;
         Ok(routes
             .contains(&format!("dev {UPLINK} proto dhcp src {GUEST_V4}"))
             .then_some(()))
-    })
-    .unwrap();
+    });
     assert_overlay_works(lab);
 }
 
