@@ -264,7 +264,7 @@ fn idle(subject: &Subject<'_>, arguments: &Agent) -> Result<Vec<Row>> {
         let (before, start) = (subject.usage()?, Instant::now());
         sleep(Duration::from_secs(arguments.seconds));
         let (after, seconds) = (subject.usage()?, start.elapsed().as_secs_f64());
-        let cpu = (after.cpu - before.cpu).as_secs_f64() / seconds * 100.0;
+        let cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64() / seconds * 100.0;
         // Threads that have ended took their count with them.
         let waits = f64::from(u32::try_from(after.waits.saturating_sub(before.waits))?);
         let values = [cpu, waits / seconds, after.resident, after.anonymous];
@@ -288,7 +288,7 @@ fn many_looks(subject: &mut Subject<'_>, arguments: &Agent) -> Result<Vec<Row>> 
     subject.look(arguments.reconciles)?;
     let (after, last) = (subject.usage()?, subject.reconciles()?);
     let looks = f64::from(u32::try_from(last - first)?);
-    let cpu = (after.cpu - before.cpu).as_secs_f64() * 1000.0 / looks;
+    let cpu = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1000.0 / looks;
     let mut rows = vec![row(&Samples(vec![cpu]), &LOOK_CPU, "agent")];
     let count = |usage: &Usage| u32::try_from(usage.descriptors).map(f64::from);
     for (case, before, after) in [
@@ -341,7 +341,6 @@ fn judge(rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
 
