@@ -316,8 +316,8 @@ fn a_malformed_unit_is_said_and_the_datapath_attached() {
     let lab = lab();
     let worker = Worker::new(lab.node(0)).unwrap();
     for unit in [
-        "[Service]\nExecStart=/usr/local/bin/k0s worker --token-file='/etc/k0s\n",
-        "[Service]\nExecStart=/usr/local/bin/k0s worker --kubelet-extra-args=\"'--v=2\"\n",
+        "[Service]\nExecStart=/usr/local/bin/k0s worker '--token-file=/etc/k0s\n",
+        "[Service]\nExecStart=/usr/local/bin/k0s worker\nExecStart=/usr/local/bin/k0s worker\n",
     ] {
         worker.write_unit(unit).unwrap();
         let agent = worker.spawn().unwrap();
@@ -404,7 +404,7 @@ fn an_api_server_that_is_away_keeps_nothing_back() {
     // What is sent there is never answered.
     lab.client
         .nft(
-            "table inet hole { chain input { type filter hook input priority 0; tcp dport 6443 drop; } }\n",
+            "table inet hole { chain input { type filter hook input priority 0; tcp dport 6443 drop; }; }\n",
         )
         .unwrap();
     let hole = format!("https://{CLIENT_V4}:6443");

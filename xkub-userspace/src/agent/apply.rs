@@ -281,6 +281,9 @@ mod tests {
         assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
         let (outcome, next) = apply(&[&attach, &set]).await;
         assert_eq!(outcome, Outcome::Skipped);
-        assert!(next > own, "the blocked action's own pause is still waited for");
+        assert!(
+            next > own,
+            "the blocked action's own pause is still waited for"
+        );
     }
 }
