@@ -1,4 +1,5 @@
 //! The agent on a node with a worker, when something is broken: files, the API server, the agent itself.
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     fs,
@@ -275,13 +276,13 @@ fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
     fs::create_dir(&disk).unwrap();
     let token = disk.join("token");
     let (disk, token) = (disk.to_string_lossy(), token.to_string_lossy());
-    let fill = format!("{disk}/fill");
+    let filler = format!("{disk}/fill");
     guest
         .check(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk])
         .unwrap();
     guest.check(["cp", TOKEN, &token]).unwrap();
     let full = guest
-        .run(["dd", "if=/dev/zero", &format!("of={fill}"), "bs=4k"])
+        .run(["dd", "if=/dev/zero", &format!("of={filler}"), "bs=4k"])
         .unwrap();
     assert!(full.success().is_err());
     worker
@@ -302,7 +303,7 @@ fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
     assert!(worker.units().join(DROP_IN).is_dir());
     guest.check(["cmp", TOKEN, &token]).unwrap();
     assert_eq!(guest.check(["ls", "-A", &disk]).unwrap(), "fill\ntoken\n");
-    guest.check(["rm", &fill]).unwrap();
+    guest.check(["rm", &filler]).unwrap();
     worker
         .wait_status("the end of the fault", |status| status["ready"] == true)
         .unwrap();
