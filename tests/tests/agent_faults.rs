@@ -426,7 +426,7 @@ fn an_api_server_that_is_away_keeps_nothing_back() {
 }
 
 #[test]
-fn a_guest_address_that_is_told_is_refused_whoever_tells_it() {
+fn a_guest_address_that_is_told_is_refused() {
     let lab = lab();
     let mut worker = Worker::new(lab.node(0)).unwrap();
     worker.arguments = vec![format!("--address-static={GUEST_V4}")];
