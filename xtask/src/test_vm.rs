@@ -16,13 +16,15 @@ use crate::{root, setup, workspace};
 /// Where the table stands, below the repository's root.
 const TABLE: &str = "docs/compatibility.md";
 /// The tests that boot guests of their own.
-const FAULTS: [&str; 6] = [
+const FAULTS: [&str; 8] = [
     "--package",
     "xkub-tests",
     "--test",
     "guest_itself",
     "--test",
     "guest_faults",
+    "--test",
+    "guest_agent",
 ];
 
 /// Runs it.

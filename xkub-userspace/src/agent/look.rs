@@ -178,6 +178,12 @@ impl Looker {
             matches!(&found, Ok(Some((_, worker))) if worker.has_external_cloud_provider);
         let address = self.discover(&kernel, &seen, &news, is_external);
         let wanted = wanted_address(&config, &address.address, kernel.datapath.as_ref(), memory);
+        if let Others::Heard {
+            node: Some(watch), ..
+        } = &mut self.others
+        {
+            watch.follow(&wanted);
+        }
         let (worker, join_files) = match found {
             Ok(Some((tree, worker))) => {
                 let files = self.join_files(&worker.join_files);

@@ -26,6 +26,7 @@ use crate::{
         client::{Cluster, ClusterError},
         node::{self, NodeView},
     },
+    datapath::settings::DualAddress,
 };
 
 /// The end of a question to reflectors: some retransmissions, and no more than a node at boot can wait.
@@ -163,6 +164,9 @@ pub(super) async fn read_node(cluster: &Cluster) -> NodeNews {
 #[derive(Debug)]
 pub(super) struct NodeWatch {
     kubeconfig: PathBuf,
+    news: watch::Sender<NodeNews>,
+    /// The node address at which answers arrive.
+    address: DualAddress,
     cluster: Cluster,
     task: JoinHandle<()>,
 }
@@ -170,19 +174,24 @@ pub(super) struct NodeWatch {
 impl NodeWatch {
     /// Begins to watch, and tells `news`.
     pub fn start(kubeconfig: &Path, news: watch::Sender<NodeNews>) -> Self {
-        let cluster = Cluster::new(kubeconfig);
-        let mut stream = cluster::watch(cluster.clone());
-        let task = tokio::spawn(async move {
-            while let Some(result) = stream.next().await {
-                if news.send(NodeNews::of(result)).is_err() {
-                    return;
-                }
-            }
-        });
+        let (cluster, task) = begin(kubeconfig, news.clone());
         Self {
             kubeconfig: kubeconfig.to_owned(),
+            news,
+            address: DualAddress::default(),
             cluster,
             task,
+        }
+    }
+
+    /// Begins anew, with new connections, when the node address has changed: what the API server sends on the old
+    /// ones goes to the pod that was, and nobody tells this end. A watch would wait until its silence is too long.
+    pub fn follow(&mut self, address: &DualAddress) {
+        let has_moved = self.address != DualAddress::default() && self.address != *address;
+        self.address = *address;
+        if has_moved {
+            self.task.abort();
+            (self.cluster, self.task) = begin(&self.kubeconfig, self.news.clone());
         }
     }
 
@@ -197,8 +206,66 @@ impl NodeWatch {
     }
 }
 
+fn begin(kubeconfig: &Path, news: watch::Sender<NodeNews>) -> (Cluster, JoinHandle<()>) {
+    let cluster = Cluster::new(kubeconfig);
+    let mut stream = cluster::watch(cluster.clone());
+    let task = tokio::spawn(async move {
+        while let Some(result) = stream.next().await {
+            if news.send(NodeNews::of(result)).is_err() {
+                return;
+            }
+        }
+    });
+    (cluster, task)
+}
+
 impl Drop for NodeWatch {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::testing::{Answer, Credentials, Server, node_json};
+
+    #[tokio::test]
+    async fn a_watch_begins_anew_at_a_new_address() {
+        let node = |version: &str, address: &str| node_json(version, &json!({}), &[address]);
+        // Both watches stay open and say nothing, as one does whose answers go elsewhere.
+        let server = Server::start(vec![
+            Answer::Json(200, node("1", "10.244.1.226")),
+            Answer::Open(Vec::new()),
+            Answer::Json(200, node("2", "10.244.9.9")),
+            Answer::Open(Vec::new()),
+        ])
+        .await;
+        let credentials = Credentials::new(server.address, "system:node:worker-1");
+        let news = watch::Sender::new(NodeNews::NotJoined);
+        let mut heard = news.subscribe();
+        let mut watch = NodeWatch::start(&credentials.kubeconfig(), news);
+        let mut shows = async |address: &str| {
+            let seen = heard.wait_for(
+                |news| matches!(news, NodeNews::Seen(node) if node.addresses[0].address == address),
+            );
+            seen.await.unwrap();
+        };
+        let [old, new] = ["10.244.1.226", "10.244.9.9"].map(|address| DualAddress {
+            v4: Some(address.parse().unwrap()),
+            v6: None,
+        });
+        shows("10.244.1.226").await;
+        // That the address is known now, or still the same, is no reason.
+        watch.follow(&old);
+        watch.follow(&old);
+        watch.follow(&new);
+        shows("10.244.9.9").await;
+        let asked = server.asked();
+        let reads = asked.iter().filter(|(line, _)| line.ends_with("/worker-1"));
+        assert_eq!(reads.count(), 2, "{asked:?}");
     }
 }
