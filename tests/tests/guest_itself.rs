@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use xkub_tests::guest::{Lab, Series};
-use xkub_tests::masquerade::{GATEWAY_V4, NODE_V4, Overlay};
+use xkub_tests::guest::{Disk, Kernel, Lab, Series, k0s};
+use xkub_tests::masquerade::{GATEWAY_V4, GUEST_V4, NODE_V4, Overlay, UPLINK};
+use xkub_tests::traffic::Capture;
+use xkub_tests::wait::wait_for;
 
 #[test]
 fn a_guest_is_a_node_behind_masquerade() {
@@ -74,4 +76,75 @@ fn a_guest_is_a_node_behind_masquerade() {
     guest
         .check(&format!("ping -c 2 -i 0.2 -W 5 {}", overlay.address_of(2)))
         .unwrap();
+}
+
+#[test]
+fn a_guest_with_systemd_is_a_node_with_a_worker() {
+    /// Emulated guests on a busy machine are slow.
+    const PATIENCE: Duration = Duration::from_secs(180);
+    const SERVER: &str = "https://10.244.7.1:6443";
+    let credentials = k0s::Credentials {
+        authority: "of nobody",
+        client: "of nobody",
+    };
+    let disk = Disk::new().file("/etc/placed", "by the test", 0o600);
+    let disk = k0s::install(disk, SERVER, credentials).unwrap();
+    let mut lab = Lab::builder(Kernel::obtain(Series::V6_12).unwrap())
+        .disk(0, disk)
+        .build()
+        .unwrap();
+    let worker = |lab: &Lab, count: usize| {
+        wait_for("the worker", PATIENCE, || {
+            let starts = k0s::starts(&lab.node(0).guest)?;
+            Ok((starts.len() == count).then_some(starts))
+        })
+        .unwrap()
+    };
+    let [start] = &worker(&lab, 1)[..] else {
+        unreachable!("as many as were awaited")
+    };
+    assert_eq!(
+        (&start.token_server[..], &start.server[..]),
+        (SERVER, SERVER)
+    );
+    assert_eq!(start.kubelet_argument("node-labels"), Some("a=b"));
+    assert_eq!(start.kubelet_argument("node-ip"), None);
+    assert_eq!(start.argument("labels"), Some("x=y"));
+
+    let guest = &lab.node(0).guest;
+    assert_eq!(guest.check("stat -c %a /etc/placed").unwrap(), "600\n");
+    assert_eq!(guest.check("cat /proc/1/comm").unwrap(), "systemd\n");
+    // By DHCP, as from virt-launcher.
+    wait_for("the guest address", PATIENCE, || {
+        let routes = guest.check("ip route")?;
+        let wanted = format!("default via {GATEWAY_V4} dev {UPLINK} proto dhcp src {GUEST_V4}");
+        Ok(routes.contains(&wanted).then_some(()))
+    })
+    .unwrap();
+    assert!(
+        guest
+            .check("ip -6 route")
+            .unwrap()
+            .contains("default via fd10:0:2::1")
+    );
+    guest.check("ping -c 1 -W 5 192.0.2.10").unwrap();
+
+    // Told to by QEMU, the guest itself announces its address: what a datapath in the guest can see.
+    let tap = Capture::start(&lab.node(0).launcher, "tap0").unwrap();
+    guest.announce().unwrap();
+    tap.wait("a gratuitous ARP", PATIENCE, |frame| {
+        let arp = frame.bytes.get(12..14) == Some(&[0x08, 0x06]);
+        let [sender, target] = [28..32, 38..42].map(|range| frame.bytes.get(range));
+        arp && !frame.outgoing && sender == target && sender == Some(&GUEST_V4.octets())
+    })
+    .unwrap();
+
+    // What is on the disk outlives the power.
+    guest.check("echo changed > /etc/placed; sync").unwrap();
+    lab.node_mut(0).reboot().unwrap();
+    worker(&lab, 2);
+    assert_eq!(
+        lab.node(0).guest.check("cat /etc/placed").unwrap(),
+        "changed\n"
+    );
 }

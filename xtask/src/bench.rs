@@ -1,5 +1,6 @@
 //! `bench`: measurements side by side, in interleaved rounds.
 
+mod agent;
 mod datapath;
 mod guests;
 mod test_run;
@@ -16,6 +17,8 @@ pub enum Bench {
     Datapath(Datapath),
     /// Two QEMU guests without xkub, with it and with it on XDP: TCP and 64-byte UDP over VXLAN, and what it costs.
     Guests(guests::Guests),
+    /// The agent with nothing to do: processor time, wakeups, memory; and its memory after many reconciles.
+    Agent(agent::Agent),
 }
 
 /// How to measure the datapath.
@@ -46,5 +49,6 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Datapath(arguments) => datapath::run(arguments),
         Bench::Guests(arguments) => guests::run(arguments),
+        Bench::Agent(arguments) => agent::run(arguments),
     }
 }

@@ -83,7 +83,7 @@ const COTURN: &str = "coturn";
 const COTURN_UNIT: &str = "coturn.service";
 
 /// What guests are made of, beside [`PROGRAMS`]. cpio is not among them: the initramfs is written by the lab itself.
-const GUEST_PROGRAMS: [Program; 6] = [
+const GUEST_PROGRAMS: [Program; 8] = [
     Program {
         name: "qemu-system-x86_64",
         package: "qemu-system-x86",
@@ -93,6 +93,16 @@ const GUEST_PROGRAMS: [Program; 6] = [
         name: "busybox",
         package: "busybox-static",
         purpose: "is the user space of guests",
+    },
+    Program {
+        name: "mmdebstrap",
+        package: "mmdebstrap",
+        purpose: "makes the image of guests with systemd",
+    },
+    Program {
+        name: "mkfs.ext4",
+        package: "e2fsprogs",
+        purpose: "makes the disk of guests with systemd",
     },
     Program {
         name: "xz",

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::image::{self, Disk, Placed, What};
 use super::kernel::{Kernel, cache, replace_file, run};
 use crate::xkub;
 
@@ -40,8 +41,13 @@ const MODULES: [&str; 15] = [
     "nft_nat",
 ];
 
+/// What it needs beside to boot from a disk.
+const DISK_MODULES: [&str; 2] = ["virtio_blk", "ext4"];
+
 /// The first process: everything up to the uplink, then the agent, which serves commands.
 const INIT: &str = include_str!("init.sh");
+/// The first process where there is a disk.
+const DISK_INIT: &str = include_str!("disk.sh");
 /// Serves one command after the other on the second serial port.
 const AGENT: &str = include_str!("agent.sh");
 
@@ -54,10 +60,10 @@ const AGENT: &str = include_str!("agent.sh");
 pub fn build(kernel: &Kernel, programs: &[PathBuf], folder: &Path) -> Result<PathBuf> {
     let mut image = Vec::new();
     image.extend(base()?);
-    image.extend(modules(kernel)?);
+    image.extend(modules(kernel, &MODULES)?);
     let mut archive = Archive::default();
     let binary = xkub::binary()?;
-    archive.file("usr/sbin/xkub", &stripped(&binary)?, 0o755);
+    archive.file("usr/sbin/xkub", &stripped_xkub()?, 0o755);
     let mut needed = libraries(&binary)?;
     for program in programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -70,6 +76,57 @@ pub fn build(kernel: &Kernel, programs: &[PathBuf], folder: &Path) -> Result<Pat
     }
     archive.file("init", INIT.as_bytes(), 0o755);
     archive.file("agent", AGENT.as_bytes(), 0o755);
+    image.extend(archive.finish());
+    let path = folder.join("initramfs");
+    fs::write(&path, image).with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// Makes the initramfs of a guest that goes on from a disk: `xkub` and `programs` go to its `/usr/local/bin`, beside the
+/// disk's own files.
+///
+/// Libraries are the disk's: Debian's are not older than this machine's as long as this is no newer Debian.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_for_disk(
+    kernel: &Kernel,
+    programs: &[PathBuf],
+    disk: &Disk,
+    folder: &Path,
+) -> Result<PathBuf> {
+    let mut archive = Archive::default();
+    for folder in ["proc", "sys", "dev"] {
+        archive.folder(folder);
+    }
+    let busybox = find("busybox").context("no busybox: install Debian's busybox-static")?;
+    archive.file("bin/busybox", &fs::read(&busybox)?, 0o755);
+    for library in libraries(&busybox)? {
+        let inside = library.to_string_lossy().into_owned();
+        archive.file(inside.trim_start_matches('/'), &fs::read(&library)?, 0o755);
+    }
+    archive.file("init", DISK_INIT.as_bytes(), 0o755);
+    archive.file(&format!("files/{}", image::AGENT), AGENT.as_bytes(), 0o755);
+    if !disk
+        .placed()
+        .iter()
+        .any(|placed| placed.path == "usr/local/bin/xkub")
+    {
+        archive.file("files/usr/local/bin/xkub", &stripped_xkub()?, 0o755);
+    }
+    for program in programs {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        let inside = format!("files/usr/local/bin/{name}");
+        archive.file(&inside, &stripped(program)?, 0o755);
+    }
+    for Placed { path, what } in disk.placed() {
+        let path = format!("files/{path}");
+        match what {
+            What::File { contents, mode } => archive.file(&path, contents, *mode),
+            What::Link { target } => archive.link(&path, target),
+        }
+    }
+    let mut image = modules(kernel, &[&MODULES[..], &DISK_MODULES[..]].concat())?;
     image.extend(archive.finish());
     let path = folder.join("initramfs");
     fs::write(&path, image).with_context(|| format!("write {}", path.display()))?;
@@ -152,14 +209,14 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-fn modules(kernel: &Kernel) -> Result<Vec<u8>> {
+fn modules(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<u8>> {
     let mut key = DefaultHasher::new();
-    MODULES.hash(&mut key);
+    wanted.hash(&mut key);
     let file = kernel.companion(&format!("modules-{:016x}.cpio", key.finish()));
     if let Some(bytes) = file.as_ref().and_then(|file| fs::read(file).ok()) {
         return Ok(bytes);
     }
-    let modules = kernel.modules(&MODULES)?;
+    let modules = kernel.modules(wanted)?;
     let mut archive = Archive::default();
     archive.folder("modules");
     let order: Vec<&str> = modules.iter().map(|module| module.file.as_str()).collect();
@@ -173,6 +230,14 @@ fn modules(kernel: &Kernel) -> Result<Vec<u8>> {
         keep(&file, &bytes)?;
     }
     Ok(bytes)
+}
+
+/// The `xkub` that guests have.
+///
+/// # Errors
+/// Without one, or without `strip`.
+pub fn stripped_xkub() -> Result<Vec<u8>> {
+    stripped(&xkub::binary()?)
 }
 
 /// A binary without its debugging information, which is nine tenths of it.
@@ -244,6 +309,7 @@ struct Archive {
 /// File types of `st_mode`.
 const FOLDER: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
 
 impl Archive {
     fn folder(&mut self, path: &str) {
@@ -262,6 +328,13 @@ impl Archive {
             self.folder(parent);
         }
         self.entry(path, REGULAR | permissions, contents);
+    }
+
+    fn link(&mut self, path: &str, target: &str) {
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.folder(parent);
+        }
+        self.entry(path, LINK | 0o777, target.as_bytes());
     }
 
     fn entry(&mut self, path: &str, mode: u32, contents: &[u8]) {

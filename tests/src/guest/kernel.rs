@@ -482,7 +482,7 @@ fn numbers(name: &str) -> Vec<u64> {
 }
 
 /// The archive that this machine itself uses, with apt's options: `[signed-by=…] scheme://host/debian`.
-fn mirror() -> Result<String> {
+pub(super) fn mirror() -> Result<String> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(folder) = fs::read_dir("/etc/apt/sources.list.d") {
         files.extend(folder.filter_map(|entry| Some(entry.ok()?.path())));

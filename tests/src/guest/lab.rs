@@ -1,19 +1,24 @@
 //! The guest lab: the masquerade lab with QEMU guests where that has namespaces.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::counters::Counters;
+use super::dhcp::Dhcp;
+use super::image::Disk;
 use super::kernel::{Kernel, Series};
 use super::machine::{Guest, Hardware};
 use crate::masquerade::{
     self, DEFAULT_MTU, Family, GATEWAY_V4, GATEWAY_V6, GUEST_V4, GUEST_V6, Masquerade, NODE_V4,
     NODE_V6, Overlay, Pods, UPLINK, node_address,
 };
-use crate::namespace::{Namespace, Output};
+use crate::namespace::{Namespace, Output, Running};
+use crate::wait::PATIENCE;
+use crate::xkub;
 
 /// How packets leave a launcher pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +38,7 @@ pub struct LabBuilder {
     queues: u32,
     offloads_change: bool,
     programs: Vec<PathBuf>,
+    disks: [Option<Disk>; 2],
 }
 
 impl LabBuilder {
@@ -71,7 +77,17 @@ impl LabBuilder {
         self
     }
 
-    /// Builds the lab and boots both guests.
+    /// Node 0 or node 1 goes on from a disk with systemd, and takes its guest address by DHCP.
+    ///
+    /// # Panics
+    /// For any other index.
+    #[must_use]
+    pub fn disk(mut self, index: usize, disk: Disk) -> Self {
+        self.disks[index] = Some(disk);
+        self
+    }
+
+    /// Builds the lab and boots both guests. One with systemd is still booting then: it serves commands early.
     ///
     /// # Errors
     /// Without root, or when a program is missing, or a guest does not come up.
@@ -83,6 +99,7 @@ impl LabBuilder {
             queues,
             offloads_change,
             programs,
+            disks,
         } = self;
         let infra = Masquerade::builder().mtu(mtu);
         let Pods {
@@ -91,32 +108,46 @@ impl LabBuilder {
             launchers: [one, two],
         } = infra.pods()?;
         let multi_queue = if queues > 1 { " multi_queue" } else { "" };
-        let node = |number: usize, launcher: Namespace| -> Result<GuestNode> {
+        // Started here, because a server ends with the thread that started it.
+        let mut servers = [None, None];
+        for ((launcher, disk), server) in [&one, &two].iter().zip(&disks).zip(&mut servers) {
             infra.bind(
-                &launcher,
+                launcher,
                 &format!("tuntap add tap0 mode tap vnet_hdr{multi_queue}"),
             )?;
-            let hardware = Hardware {
-                name: format!("guest{number}"),
-                cpus,
-                queues,
-                mtu,
-                mac: launcher.mac("eth0")?,
-                offloads_change,
-                programs: programs.clone(),
+            if disk.is_some() {
+                *server = Some(Dhcp::start(launcher, &launcher.mac("eth0")?, mtu)?);
+            }
+        }
+        let [server_one, server_two] = servers;
+        let node =
+            |number: usize, launcher: Namespace, server: Option<Dhcp>| -> Result<GuestNode> {
+                let hardware = Hardware {
+                    name: format!("guest{number}"),
+                    cpus,
+                    queues,
+                    mtu,
+                    mac: launcher.mac("eth0")?,
+                    offloads_change,
+                    programs: programs.clone(),
+                    disk: disks[number - 1].clone(),
+                };
+                let guest = Guest::start(&launcher, &kernel, hardware)?;
+                let node = GuestNode {
+                    number,
+                    guest,
+                    launcher,
+                    addresses: Mutex::new((NODE_V4[number - 1], NODE_V6[number - 1])),
+                    _dhcp: server,
+                };
+                if node.guest.hardware().disk.is_none() {
+                    node.configure_uplink(UPLINK)?;
+                }
+                Ok(node)
             };
-            let guest = Guest::start(&launcher, &kernel, hardware)?;
-            let node = GuestNode {
-                number,
-                guest,
-                launcher,
-            };
-            node.configure_uplink(UPLINK)?;
-            Ok(node)
-        };
         let (one, two) = std::thread::scope(|scope| {
-            let two = scope.spawn(|| node(2, two));
-            (node(1, one), two.join())
+            let two = scope.spawn(|| node(2, two, server_two));
+            (node(1, one, server_one), two.join())
         });
         let two = match two {
             Ok(node) => node,
@@ -154,6 +185,7 @@ impl Lab {
             queues: 1,
             offloads_change: true,
             programs: Vec::new(),
+            disks: [None, None],
         }
     }
 
@@ -281,6 +313,51 @@ impl Lab {
         Ok(())
     }
 
+    /// Gives the pod of node 0 or node 1 other addresses, as a live migration does: the guest knows nothing of it until it
+    /// is told to announce itself, see [`Guest::announce`].
+    ///
+    /// # Errors
+    /// When `ip` refuses something.
+    ///
+    /// # Panics
+    /// For any other index.
+    pub fn migrate(&self, index: usize, v4: Ipv4Addr, v6: Ipv6Addr) -> Result<()> {
+        let node = &self.nodes[index];
+        let number = node.number;
+        let (old4, old6) = node.addresses();
+        // New flows can't take the old address any more, and masquerade forgets those that had it.
+        node.launcher.ip(&format!(
+            "addr add {v4}/32 dev eth0\n\
+             addr add {v6}/128 dev eth0 nodad\n\
+             addr del {old4}/32 dev eth0\n\
+             addr del {old6}/128 dev eth0\n"
+        ))?;
+        self.fabric.ip(&format!(
+            "route add {v4} dev pod{number}\n\
+             route add {v6} dev pod{number}\n\
+             route del {old4} dev pod{number}\n\
+             route del {old6} dev pod{number}\n"
+        ))?;
+        *node
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = (v4, v6);
+        Ok(())
+    }
+
+    /// `xkub reflector` on the host outside the pod network, at the usual port of all its addresses, until it is dropped.
+    ///
+    /// # Errors
+    /// When it does not start; the error carries what it said.
+    pub fn reflector(&self) -> Result<Running> {
+        let binary = xkub::binary()?;
+        let mut reflector = self
+            .client
+            .spawn([binary.as_os_str(), "reflector".as_ref()])?;
+        reflector.wait_output("listening", PATIENCE)?;
+        Ok(reflector)
+    }
+
     /// Attaches `xkub` in both guests.
     ///
     /// # Errors
@@ -310,6 +387,9 @@ pub struct GuestNode {
     pub guest: Guest,
     /// The pod's network namespace.
     pub launcher: Namespace,
+    /// The pod's addresses, which change under whatever runs in the lab.
+    addresses: Mutex<(Ipv4Addr, Ipv6Addr)>,
+    _dhcp: Option<Dhcp>,
 }
 
 impl GuestNode {
@@ -322,13 +402,25 @@ impl GuestNode {
     /// The node address of a family: the pod's.
     #[must_use]
     pub fn node_address(&self, family: Family) -> IpAddr {
-        node_address(self.number, family)
+        let (v4, v6) = self.addresses();
+        match family {
+            Family::V4 => v4.into(),
+            Family::V6 => v6.into(),
+        }
+    }
+
+    fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
+        *self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Both node addresses as `--node-address` takes them.
     #[must_use]
     pub fn node_addresses(&self) -> String {
-        format!("{},{}", NODE_V4[self.number - 1], NODE_V6[self.number - 1])
+        let (v4, v6) = self.addresses();
+        format!("{v4},{v6}")
     }
 
     /// What DHCP does in a guest.
@@ -346,12 +438,15 @@ impl GuestNode {
         ))
     }
 
-    /// Switches the guest off and on again, and does what DHCP does.
+    /// Switches the guest off and on again, and does what DHCP does where there is none.
     ///
     /// # Errors
     /// As [`Guest::reboot`].
     pub fn reboot(&mut self) -> Result<()> {
         self.guest.reboot(&self.launcher)?;
+        if self.guest.hardware().disk.is_some() {
+            return Ok(());
+        }
         self.configure_uplink(UPLINK)
     }
 

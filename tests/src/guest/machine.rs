@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
+use super::image::{self, Disk};
 use super::initramfs;
 use super::kernel::Kernel;
 use super::qmp::Qmp;
@@ -51,8 +52,10 @@ pub struct Hardware {
     pub mac: String,
     /// Whether the guest may change what the NIC does to received packets; a driver without that refuses XDP.
     pub offloads_change: bool,
-    /// Programs of ours that it has beside the usual ones, in `/usr/sbin`.
+    /// Programs of ours that it has beside the usual ones, in `/usr/sbin`, on a disk in `/usr/local/bin`.
     pub programs: Vec<PathBuf>,
+    /// What it goes on from: a Debian on a disk with these files, or nothing but the initramfs.
+    pub disk: Option<Disk>,
 }
 
 /// A running guest, killed when dropped.
@@ -61,9 +64,16 @@ pub struct Guest {
     hardware: Hardware,
     kernel: Kernel,
     process: Process,
-    initramfs: PathBuf,
+    storage: Storage,
     // Last: removed when everything that uses it is gone.
     folder: tempfile::TempDir,
+}
+
+/// What stays when the guest is switched off.
+#[derive(Debug)]
+struct Storage {
+    initramfs: PathBuf,
+    disk: Option<PathBuf>,
 }
 
 /// What ends when the guest is switched off.
@@ -95,13 +105,23 @@ impl Guest {
     /// When QEMU or a program for the guest is missing, or the guest does not come up; the error carries its console.
     pub fn start(launcher: &Namespace, kernel: &Kernel, hardware: Hardware) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("xkub-").tempdir()?;
-        let initramfs = initramfs::build(kernel, &hardware.programs, folder.path())?;
-        let process = switch_on(launcher, kernel, &hardware, &initramfs, folder.path())?;
+        let (programs, path) = (&hardware.programs, folder.path());
+        let storage = match &hardware.disk {
+            None => Storage {
+                initramfs: initramfs::build(kernel, programs, path)?,
+                disk: None,
+            },
+            Some(disk) => Storage {
+                initramfs: initramfs::build_for_disk(kernel, programs, disk, path)?,
+                disk: Some(image::copy(path)?),
+            },
+        };
+        let process = switch_on(launcher, kernel, &hardware, &storage, path)?;
         let guest = Self {
             hardware,
             kernel: kernel.clone(),
             process,
-            initramfs,
+            storage,
             folder,
         };
         guest.wait_ready()?;
@@ -126,7 +146,8 @@ impl Guest {
         &self.kernel
     }
 
-    /// Switches the guest off and on again, as when virt-launcher restarts a VM in the same pod.
+    /// Switches the guest off and on again, as when virt-launcher restarts a VM in the same pod. A disk stays as it is, less
+    /// what the guest had not written yet.
     ///
     /// # Errors
     /// As [`Guest::start`].
@@ -138,7 +159,7 @@ impl Guest {
             launcher,
             &self.kernel,
             &self.hardware,
-            &self.initramfs,
+            &self.storage,
             self.folder.path(),
         )?;
         self.wait_ready()
@@ -246,6 +267,18 @@ impl Guest {
             .map(drop)
     }
 
+    /// Makes the guest tell its network where it is, as QEMU does at the end of a live migration.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn announce(&self) -> Result<()> {
+        // Milliseconds; QEMU's own figures for a migration (`announce_self` in migration/options.c).
+        let parameters = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
+        lock(&self.process.qmp)
+            .execute("announce-self", &parameters)
+            .map(drop)
+    }
+
     /// Everything the kernel and the first process have written to the console.
     ///
     /// # Errors
@@ -330,7 +363,7 @@ fn switch_on(
     launcher: &Namespace,
     kernel: &Kernel,
     hardware: &Hardware,
-    initramfs: &Path,
+    storage: &Storage,
     folder: &Path,
 ) -> Result<Process> {
     let Hardware {
@@ -341,6 +374,7 @@ fn switch_on(
         mac,
         offloads_change,
         programs: _,
+        disk: _,
     } = hardware;
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     // QEMU connects to sockets that are there already, so that nothing it says is lost.
@@ -366,7 +400,7 @@ fn switch_on(
         fs::create_dir_all(folder)?;
     }
     let image = kernel.image.to_string_lossy().into_owned();
-    let initramfs = initramfs.to_string_lossy().into_owned();
+    let initramfs = storage.initramfs.to_string_lossy().into_owned();
     let (cpus, pid) = (cpus.to_string(), path("pid"));
     let console = format!("file,id=console,append=on,path={}", console.display());
     let (agent_path, shell_path, monitor_path) = (
@@ -376,8 +410,14 @@ fn switch_on(
     );
     // The emulated timer of a guest that gets too little of the processor fails the kernel's check, which then falls back
     // on one that stops.
-    let append =
+    let mut append =
         format!("console=ttyS0 quiet panic=-1 net.ifnames=0 no_timer_check xkub.name={name}");
+    if storage.disk.is_some() {
+        append = format!(
+            "{append} systemd.hostname={name} systemd.show_status=no systemd.wants={}",
+            image::AGENT_UNIT_NAME
+        );
+    }
     let mut command = launcher.command("sh");
     command.args(["-c", GUARD, "sh", QEMU]);
     command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
@@ -398,28 +438,26 @@ fn switch_on(
         "chardev=monitor,mode=control",
     ]);
     command.args(["-netdev", &netdev, "-device", &device]);
+    if let Some(disk) = &storage.disk {
+        // Nothing is kept from the host's page cache, so that QEMU's end loses no more than a power cut.
+        let drive = format!(
+            "if=none,id=disk,format=raw,cache=unsafe,file={}",
+            disk.display()
+        );
+        command.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]);
+    }
     let log = File::create(folder.join("qemu.log"))?;
     command
         .stdin(Stdio::piped())
         .stdout(log.try_clone()?)
         .stderr(log);
     let mut guard = command.spawn().context("start QEMU")?;
-    let accept = |listener: &UnixListener| -> Result<UnixStream> {
-        let stream = wait_for("QEMU to connect", PATIENCE, || match listener.accept() {
-            Ok((stream, _)) => Ok(Some(stream)),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
-                if said.contains("not found") || said.contains(&format!("{QEMU}: -")) {
-                    bail!("QEMU did not start: {}", said.trim());
-                }
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        })?;
-        stream.set_nonblocking(false)?;
-        Ok(stream)
-    };
-    let connected = (|| Ok((accept(&agent)?, Qmp::new(accept(&monitor)?)?)))();
+    let connected = (|| {
+        Ok((
+            accept(&agent, folder)?,
+            Qmp::new(accept(&monitor, folder)?)?,
+        ))
+    })();
     match connected {
         Ok((agent, qmp)) => Ok(Process {
             guard,
@@ -432,6 +470,23 @@ fn switch_on(
             Err(error)
         }
     }
+}
+
+/// QEMU's connection, or why there is none.
+fn accept(listener: &UnixListener, folder: &Path) -> Result<UnixStream> {
+    let stream = wait_for("QEMU to connect", PATIENCE, || match listener.accept() {
+        Ok((stream, _)) => Ok(Some(stream)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            let said = fs::read_to_string(folder.join("qemu.log")).unwrap_or_default();
+            if said.contains("not found") || said.contains(&format!("{QEMU}: -")) {
+                bail!("QEMU did not start: {}", said.trim());
+            }
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    })?;
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// A command that runs in a guest until this is dropped.

@@ -15,7 +15,7 @@ use super::lab::{HostMode, Lab};
 use super::machine::Background;
 use crate::masquerade::{Family, Overlay, node_address};
 use crate::traffic::{Measured, parse_iperf, parse_ping};
-use crate::wait::PATIENCE;
+use crate::wait::{PATIENCE, wait_until};
 
 /// The hook at ingress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -416,6 +416,8 @@ mod port {
 const HOP_MTU: u32 = 1400;
 /// How long one measurement may take.
 const TRAFFIC_LIMIT: Duration = Duration::from_secs(30);
+/// How long a tunnel may take to work after the lab has changed something.
+const SETTLING: Duration = Duration::from_secs(10);
 /// What a measurement that ran out of time ends with.
 const SILENCE: &str = "nothing more arrives";
 /// Segments in a hundred that may be sent again: emulated guests on a busy machine drop some.
@@ -510,6 +512,14 @@ impl<'a> Bench<'a> {
         }
         self.lab.set_host_mode(config.host)?;
         self.lab.set_bridge_checksum(config.bridge_checksum)?;
+        // What the lab itself has just changed must not count: devices whose offloads are switched, tunnels that are new.
+        // Should nothing ever arrive, the cells say so.
+        let target = config.overlay().address_of(2);
+        let settled = wait_until("the tunnel", SETTLING, || {
+            let ping = format!("ping -n -q -c 3 -i 0.05 -W 2 {target}");
+            Ok(self.lab.node(0).guest.run(&ping)?.status.success())
+        });
+        drop(settled);
         Ok(None)
     }
 

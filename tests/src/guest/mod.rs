@@ -4,11 +4,15 @@
 //! the processor (`-accel tcg`), so neither KVM nor nested virtualisation is needed; two guests boot in seconds.
 //!
 //! Nothing here is committed or built in: kernels come from Debian's archive ([`kernel`]), the user space of a guest is
-//! made of this machine's own programs ([`initramfs`]).
+//! made of this machine's own programs ([`initramfs`]), or, where systemd matters, a Debian on a disk ([`image`]).
 
+pub mod api;
 pub mod bench;
 pub mod counters;
+mod dhcp;
+pub mod image;
 pub mod initramfs;
+pub mod k0s;
 pub mod kernel;
 pub mod lab;
 pub mod machine;
@@ -19,6 +23,7 @@ mod serial;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use image::Disk;
 pub use kernel::{KERNELS_VARIABLE, Kernel, Series, wanted};
 pub use lab::{GuestNode, HostMode, Lab};
 pub use machine::Guest;

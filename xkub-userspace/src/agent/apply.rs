@@ -113,6 +113,9 @@ impl Applier {
                     failed.insert(action.kind());
                 }
                 Outcome::Skipped => {
+                    if is_blocked {
+                        self.retries.blocked(&key);
+                    }
                     failed.insert(action.kind());
                 }
             }
@@ -241,5 +244,46 @@ async fn in_words(
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(super::causes(&error)),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::settings::{DualAddress, Settings};
+
+    #[tokio::test]
+    async fn what_is_blocked_does_not_wake_the_loop() {
+        let config = Arc::new(Config::default());
+        let mut looker = Looker::once(Arc::clone(&config));
+        let mut applier = Applier::new(config, SharedKeeper::default());
+        // Neither can work: there is no such device, and no such folder can be made.
+        let address = DualAddress::parse("node address", "10.244.1.226").unwrap();
+        let attach = Action::Attach {
+            settings: Box::new(Settings::new("no-such-device", address)),
+            why: "test".to_owned(),
+        };
+        let change = FileChange::write("/proc/no/such/file", "", 0o644, "test");
+        let set = Action::SetNodeIp {
+            unit: "k0sworker.service".to_owned(),
+            changes: vec![change],
+        };
+        let mut apply = async |actions: &[&Action]| {
+            let plan = Plan {
+                actions: actions.iter().map(|action| (*action).clone()).collect(),
+                ..Plan::default()
+            };
+            let outcomes = applier.apply(&plan, &mut looker, usize::MAX, |_| {}).await;
+            let last = outcomes.into_iter().next_back().unwrap().1;
+            (last, applier.next_retry().unwrap())
+        };
+        let (outcome, own) = apply(&[&set]).await;
+        assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+        let (outcome, next) = apply(&[&attach, &set]).await;
+        assert_eq!(outcome, Outcome::Skipped);
+        assert!(
+            next > own,
+            "the blocked action's own pause is still waited for"
+        );
     }
 }

@@ -261,6 +261,8 @@ struct Agent {
     is_ready: bool,
     /// What was said last, so that it is not said again.
     said: BTreeSet<String>,
+    /// What the last look has done.
+    done: Vec<Action>,
 }
 
 impl Agent {
@@ -300,6 +302,7 @@ impl Agent {
             started: Instant::now(),
             is_ready: false,
             said: BTreeSet::new(),
+            done: Vec::new(),
             config,
         })
     }
@@ -427,11 +430,11 @@ impl Agent {
                 info!("{action}");
             })
             .await;
-        let mut has_done = false;
+        let mut done = Vec::new();
         for (action, outcome) in &outcomes {
             match outcome {
                 Outcome::Done => {
-                    has_done = true;
+                    done.push(action.clone());
                     metrics.action(action.kind().name(), true);
                 }
                 Outcome::Failed(_) => metrics.action(action.kind().name(), false),
@@ -449,7 +452,10 @@ impl Agent {
         }
         tell_systemd(&[NotifyState::Status(&summary(&status))]);
         self.status.set(status);
-        has_done || was_ready != self.is_ready
+        // What was done and is due all the same would be done for ever at once.
+        let is_news = done.iter().any(|action| !self.done.contains(action));
+        self.done = done;
+        is_news || was_ready != self.is_ready
     }
 
     /// Logs what is new, and what is over.

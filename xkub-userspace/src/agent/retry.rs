@@ -47,6 +47,12 @@ impl Retries {
         self.0.remove(key);
     }
 
+    /// It waits for something else now, and is tried as soon as that is done. Its own pause would be over before, and
+    /// wake the loop again and again for nothing.
+    pub fn blocked(&mut self, key: &Key) {
+        self.0.remove(key);
+    }
+
     /// Forgets what is not planned any more.
     pub fn keep(&mut self, is_planned: impl Fn(&Key) -> bool) {
         self.0.retain(|key, _| is_planned(key));

@@ -70,9 +70,14 @@ enum Command {
 pub fn run() -> ExitCode {
     // clap ends the process with code 2 on bad usage.
     let Arguments { output, command } = Arguments::parse();
+    // What an agent does is not on anybody's terminal, and each change to a node belongs into its journal.
+    let usual = match command {
+        Command::Agent(_) => "warn,xkub_userspace=info",
+        _ => "warn",
+    };
     tracing_subscriber::fmt()
         .with_env_filter(
-            EnvFilter::try_from_env("XKUB_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
+            EnvFilter::try_from_env("XKUB_LOG").unwrap_or_else(|_| EnvFilter::new(usual)),
         )
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())

@@ -1,0 +1,463 @@
+//! The agent on a node with a worker, when something is broken: files, the API server, the agent itself.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use xkub_tests::{
+    Masquerade, Node,
+    masquerade::{CLIENT_V4, GUEST_V4, NodeAddress},
+    namespace::{Output, Running},
+    wait::{PATIENCE, wait_for},
+};
+
+/// Where systemd's units are.
+const UNITS: &str = "/etc/systemd/system";
+/// Where the join files are pointed to.
+const ENDPOINT: &str = "192.0.2.77:6443";
+/// A real token, whose server is 10.244.9.9.
+const TOKEN: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../xkub-userspace/tests/fixtures/k0s-1.36-worker.token"
+);
+/// The drop-in with the kubelet's `--node-ip`.
+const DROP_IN: &str = "k0sworker.service.d";
+
+fn lab() -> Masquerade {
+    Masquerade::builder()
+        .ipv6(false)
+        .node_address(NodeAddress::Absent)
+        .build()
+        .unwrap()
+}
+
+/// A node with a k0s worker that has not started yet: what `k0s install worker` leaves, with per cent signs and spaces
+/// in paths. It has systemd's folder to itself.
+struct Worker<'a> {
+    node: &'a Node,
+    folder: TempDir,
+    arguments: Vec<String>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(node: &'a Node) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let worker = Self {
+            node,
+            folder,
+            arguments: vec![format!("--address-static={}", node.node_v4())],
+        };
+        fs::create_dir(worker.units())?;
+        fs::create_dir_all(worker.data())?;
+        fs::write(worker.path("config.toml"), "")?;
+        fs::copy(TOKEN, worker.token())?;
+        let escaped = |path: PathBuf| {
+            let path = path.to_string_lossy().into_owned();
+            path.replace('%', "%%").replace(' ', "\\x20")
+        };
+        worker.write_unit(&format!(
+            "[Service]\nExecStart=/usr/local/bin/k0s worker --data-dir={} \
+             --kubelet-extra-args=--hostname-override=%H\\x20--node-ip=10.0.2.2 --token-file={}\n",
+            escaped(worker.data()),
+            escaped(worker.token()),
+        ))?;
+        let units = worker.units();
+        node.guest.check([
+            "mount".as_ref(),
+            "--bind".as_ref(),
+            units.as_os_str(),
+            UNITS.as_ref(),
+        ])?;
+        Ok(worker)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn units(&self) -> PathBuf {
+        self.path("units")
+    }
+
+    fn data(&self) -> PathBuf {
+        self.path("100% k0s")
+    }
+
+    fn token(&self) -> PathBuf {
+        self.path("100% token")
+    }
+
+    fn write_unit(&self, text: &str) -> Result<()> {
+        Ok(fs::write(self.units().join("k0sworker.service"), text)?)
+    }
+
+    fn words(&self, more: &[&str]) -> Result<Vec<String>> {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let mut words = vec![
+            path(&xkub_tests::xkub::binary()?),
+            "agent".to_owned(),
+            format!("--config={}", path(&self.path("config.toml"))),
+            format!("--state-directory={}", path(&self.path("state"))),
+            "--node-distribution=k0s".to_owned(),
+            "--observe-listen=127.0.0.1:9969".to_owned(),
+            "--join-replace=10.244.0.0/16".to_owned(),
+            format!("--join-endpoint={ENDPOINT}"),
+        ];
+        words.extend(self.arguments.iter().cloned());
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        Ok(words)
+    }
+
+    fn spawn(&self) -> Result<Running> {
+        self.node.guest.spawn(self.words(&[])?)
+    }
+
+    fn once(&self, more: &[&str]) -> Result<Output> {
+        let mut words = vec!["--once"];
+        words.extend(more);
+        self.node.guest.run(self.words(&words)?)
+    }
+
+    fn plan(&self) -> Result<Value> {
+        let text = self.once(&["--dry-run", "--output=json"])?.success()?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// What the running agent thinks, once that is what it should.
+    fn wait_status(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Result<Value> {
+        let state = self.path("state");
+        let state = state.to_string_lossy();
+        let mut last = Value::Null;
+        let found = wait_for(what, PATIENCE, || {
+            let arguments = ["status", "--output=json", "--state-directory", &state];
+            let Ok(text) = self.node.xkub(&arguments)?.success() else {
+                return Ok(None);
+            };
+            last = serde_json::from_str(&text)?;
+            Ok(is_met(&last).then(|| last.clone()))
+        });
+        found.with_context(|| last.to_string())
+    }
+
+    /// The server in the token.
+    fn server(&self) -> Result<String> {
+        let output = self.node.xkub(&[
+            "token",
+            "inspect",
+            "--output=json",
+            &self.token().to_string_lossy(),
+        ])?;
+        output.success()
+    }
+
+    fn is_attached(&self) -> Result<bool> {
+        let address = self.node.node_v4().to_string();
+        Ok(self.node.show()?["addresses"][0]["node"] == address)
+    }
+
+    /// All files below systemd's folder, and the token.
+    fn files(&self) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+        let mut files = vec![(self.token(), fs::read(self.token())?)];
+        let mut folders = vec![self.units()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder)? {
+                let path = entry?.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    files.push((path.clone(), fs::read(&path)?));
+                }
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Datapath, token and drop-in are as they should be, and there is nothing else.
+    fn check_all_done(&self) -> Result<()> {
+        ensure!(self.is_attached()?, "nothing is attached");
+        let server = self.server()?;
+        ensure!(server.contains(ENDPOINT), "the token has {server}");
+        let drop_ins = fs::read_dir(self.units().join(DROP_IN))?.collect::<Result<Vec<_>, _>>()?;
+        ensure!(drop_ins.len() == 1, "drop-ins: {drop_ins:?}");
+        let text = fs::read_to_string(drop_ins[0].path())?;
+        let flag = format!("--node-ip={}", self.node.node_v4());
+        ensure!(
+            text.contains(&flag) && !text.contains("--node-ip=10.0.2.2"),
+            "{text}"
+        );
+        // Neither systemd's specifiers nor its escapes are lost.
+        ensure!(text.contains("100%%\\x20token"), "{text}");
+        ensure!(text.contains("--hostname-override=%H"), "{text}");
+        let plan = self.plan()?;
+        ensure!(plan["actions"] == json!([]), "{plan}");
+        Ok(())
+    }
+}
+
+fn says(status: &Value, list: &str, parts: &[&str]) -> bool {
+    let lines = status[list].as_array().cloned().unwrap_or_default();
+    lines.iter().any(|line| {
+        let line = line.as_str().unwrap_or_default();
+        parts.iter().all(|part| line.contains(part))
+    })
+}
+
+#[test]
+fn an_agent_that_ends_after_every_action_finishes_a_workers_files() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let mut kinds = Vec::new();
+    loop {
+        let plan = worker.plan().unwrap();
+        let Some(kind) = plan["actions"][0]["kind"].as_str() else {
+            break;
+        };
+        kinds.push(kind.to_owned());
+        assert!(kinds.len() <= 3, "{kinds:?}: {plan}");
+        worker
+            .once(&["--max-actions=1"])
+            .unwrap()
+            .success()
+            .unwrap();
+    }
+    assert_eq!(kinds, ["attach", "rewrite-join", "set-node-ip"]);
+    worker.check_all_done().unwrap();
+    let files = worker.files().unwrap();
+    worker.once(&[]).unwrap().success().unwrap();
+    assert_eq!(worker.files().unwrap(), files);
+}
+
+#[test]
+fn a_read_only_etc_keeps_nothing_else_back_and_is_tried_again() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let remount = |how: &str| {
+        let options = format!("remount,bind,{how}");
+        worker
+            .node
+            .guest
+            .check(["mount", "-o", &options, UNITS])
+            .unwrap();
+    };
+    remount("ro");
+    let before = fs::read_dir(worker.units()).unwrap().count();
+    let _agent = worker.spawn().unwrap();
+    let status = worker
+        .wait_status("the cause", |status| {
+            says(status, "problems", &[UNITS, "Read-only file system"])
+        })
+        .unwrap();
+    assert_eq!(status["ready"], false);
+    assert!(says(&status, "pending", &["--node-ip"]), "{status}");
+    assert!(worker.is_attached().unwrap());
+    assert!(worker.server().unwrap().contains(ENDPOINT));
+    assert_eq!(fs::read_dir(worker.units()).unwrap().count(), before);
+    remount("rw");
+    worker
+        .wait_status("the end of the fault", |status| status["ready"] == true)
+        .unwrap();
+    worker.check_all_done().unwrap();
+}
+
+#[test]
+fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
+    let lab = lab();
+    let mut worker = Worker::new(lab.node(0)).unwrap();
+    let guest = &worker.node.guest;
+    // The token lies on a disk of its own, of which every page is taken.
+    let disk = worker.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let token = disk.join("token");
+    let (disk, token) = (disk.to_string_lossy(), token.to_string_lossy());
+    let fill = format!("{disk}/fill");
+    guest
+        .check(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk])
+        .unwrap();
+    guest.check(["cp", TOKEN, &token]).unwrap();
+    let full = guest
+        .run(["dd", "if=/dev/zero", &format!("of={fill}"), "bs=4k"])
+        .unwrap();
+    assert!(full.success().is_err());
+    worker
+        .write_unit(&format!(
+            "[Service]\nExecStart=/usr/local/bin/k0s worker --token-file={token}\n"
+        ))
+        .unwrap();
+    worker.arguments.push("--address-interval=60m".to_owned());
+    let _agent = worker.spawn().unwrap();
+    let status = worker
+        .wait_status("the cause", |status| {
+            says(status, "problems", &[&token, "No space left on device"])
+        })
+        .unwrap();
+    assert_eq!(status["ready"], false);
+    assert!(worker.is_attached().unwrap());
+    // What does not need this disk is done.
+    assert!(worker.units().join(DROP_IN).is_dir());
+    guest.check(["cmp", TOKEN, &token]).unwrap();
+    assert_eq!(guest.check(["ls", "-A", &disk]).unwrap(), "fill\ntoken\n");
+    guest.check(["rm", &fill]).unwrap();
+    worker
+        .wait_status("the end of the fault", |status| status["ready"] == true)
+        .unwrap();
+    let inspected = worker.node.xkub(&["token", "inspect", &token]).unwrap();
+    assert!(inspected.success().unwrap().contains(ENDPOINT));
+    assert_eq!(guest.check(["ls", "-A", &disk]).unwrap(), "token\n");
+}
+
+#[test]
+fn a_malformed_unit_is_said_and_the_datapath_attached() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    for unit in [
+        "[Service]\nExecStart=/usr/local/bin/k0s worker '--token-file=/etc/k0s\n",
+        "[Service]\nExecStart=/usr/local/bin/k0s worker\nExecStart=/usr/local/bin/k0s worker\n",
+    ] {
+        worker.write_unit(unit).unwrap();
+        let agent = worker.spawn().unwrap();
+        let status = worker
+            .wait_status("the cause", |status| {
+                says(status, "problems", &["k0sworker.service"])
+                    && status["nodeAddresses"] == json!([worker.node.node_v4().to_string()])
+            })
+            .unwrap();
+        assert_eq!(status["live"], true);
+        assert!(worker.is_attached().unwrap());
+        assert!(!worker.units().join(DROP_IN).exists());
+        drop(agent);
+    }
+}
+
+#[test]
+fn a_token_that_is_none_is_said_without_its_contents() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let whole = fs::read(TOKEN).unwrap();
+    let truncated = &whole[..whole.len() / 2 / 4 * 4];
+    let path = worker.token().to_string_lossy().into_owned();
+    for contents in [
+        &b"\xff\x00garbage-secret"[..],
+        b"abcdef.0123456789abcdef",
+        truncated,
+        b"",
+    ] {
+        fs::write(worker.token(), contents).unwrap();
+        let agent = worker.spawn().unwrap();
+        let status = worker
+            .wait_status("the cause", |status| {
+                says(status, "problems", &[&path]) && status["ready"] == true
+            })
+            .unwrap();
+        for secret in ["garbage-secret", "0123456789abcdef", "H4sI"] {
+            assert!(!status.to_string().contains(secret), "{status}");
+            assert!(!agent.stderr().contains(secret));
+        }
+        assert_eq!(fs::read(worker.token()).unwrap(), contents);
+        assert!(worker.is_attached().unwrap());
+        assert!(worker.units().join(DROP_IN).is_dir());
+        drop(agent);
+    }
+}
+
+/// A kubelet's kubeconfig for a server.
+fn kubeconfig(folder: &Path, server: &str) -> Result<String> {
+    let (key, certificate) = (folder.join("key.pem"), folder.join("cert.pem"));
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+        ])
+        .args([
+            "-subj",
+            "/O=system:nodes/CN=system:node:worker-1",
+            "-keyout",
+        ])
+        .arg(&key)
+        .arg("-out")
+        .arg(&certificate)
+        .output()?;
+    ensure!(made.status.success(), "{made:?}");
+    let (key, certificate) = (key.display(), certificate.display());
+    Ok(format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters:\n- name: c\n  cluster:\n    server: {server}\n    certificate-authority: {certificate}\n\
+         users:\n- name: u\n  user:\n    client-certificate: {certificate}\n    client-key: {key}\n\
+         contexts:\n- name: c\n  context:\n    cluster: c\n    user: u\n"
+    ))
+}
+
+#[test]
+fn an_api_server_that_is_away_keeps_nothing_back() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    // What is sent there is never answered.
+    lab.client
+        .nft(
+            "table inet hole { chain input { type filter hook input priority 0; tcp dport 6443 drop; }; }\n",
+        )
+        .unwrap();
+    let hole = format!("https://{CLIENT_V4}:6443");
+    for server in ["https://127.0.0.1:1", &hole] {
+        let text = kubeconfig(worker.folder.path(), server).unwrap();
+        fs::write(worker.data().join("kubelet.conf"), text).unwrap();
+        let agent = worker.spawn().unwrap();
+        let status = worker
+            .wait_status("the cause", |status| {
+                says(status, "waiting", &["no answer from", server])
+            })
+            .unwrap();
+        assert_eq!(status["ready"], true, "{status}");
+        worker.check_all_done().unwrap();
+        drop(agent);
+        worker.node.detach().unwrap();
+    }
+}
+
+#[test]
+fn a_guest_address_that_is_told_is_refused_whoever_tells_it() {
+    let lab = lab();
+    let mut worker = Worker::new(lab.node(0)).unwrap();
+    worker.arguments = vec![format!("--address-static={GUEST_V4}")];
+    let _agent = worker.spawn().unwrap();
+    let status = worker
+        .wait_status("a refusal", |status| status["refusals"][0].is_object())
+        .unwrap();
+    assert_eq!(status["refusals"][0]["reason"], "guest-address");
+    assert_eq!(status["ready"], false);
+    assert!(worker.node.show().is_err());
+    // The kubelet is not told a wrong one, and the token needs no address.
+    assert!(!worker.units().join(DROP_IN).exists());
+    assert!(worker.server().unwrap().contains(ENDPOINT));
+}
+
+#[test]
+fn a_clock_that_jumped_changes_nothing() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    worker.once(&[]).unwrap().success().unwrap();
+    worker.check_all_done().unwrap();
+    let files = worker.files().unwrap();
+    // What the agent left, as it looks after a jump by decades in either direction.
+    for date in ["1971-01-01", "2099-01-01"] {
+        let state = worker.path("state/state.json");
+        for path in files.iter().map(|(path, _)| path).chain([&state]) {
+            let path = path.as_os_str();
+            let touch = ["touch".as_ref(), "--date".as_ref(), date.as_ref(), path];
+            worker.node.guest.check(touch).unwrap();
+        }
+        worker.once(&[]).unwrap().success().unwrap();
+        worker.check_all_done().unwrap();
+        assert_eq!(worker.files().unwrap(), files);
+    }
+}
