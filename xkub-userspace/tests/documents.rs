@@ -1,5 +1,4 @@
 //! What documents say of the configuration is what there is.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
 
