@@ -83,6 +83,7 @@ fn a_guest_with_systemd_is_a_node_with_a_worker() {
     /// Emulated guests on a busy machine are slow.
     const PATIENCE: Duration = Duration::from_secs(180);
     const SERVER: &str = "https://10.244.7.1:6443";
+    let _alone = alone();
     let credentials = k0s::Credentials {
         authority: "of nobody",
         client: "of nobody",

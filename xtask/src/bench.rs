@@ -2,6 +2,7 @@
 
 mod datapath;
 mod guests;
+mod migration;
 mod test_run;
 
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ pub enum Bench {
     Datapath(Datapath),
     /// Two QEMU guests without xkub, with it and with it on XDP: TCP and 64-byte UDP over VXLAN, and what it costs.
     Guests(guests::Guests),
+    /// How long a node is not reached at its new address after a live migration.
+    Migration(migration::Migration),
 }
 
 /// How to measure the datapath.
@@ -46,5 +49,6 @@ pub fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::Datapath(arguments) => datapath::run(arguments),
         Bench::Guests(arguments) => guests::run(arguments),
+        Bench::Migration(arguments) => migration::run(arguments),
     }
 }
