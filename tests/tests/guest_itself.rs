@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use xkub_tests::guest::{Disk, Kernel, Lab, Series, k0s};
+use xkub_tests::guest::{Disk, Kernel, Lab, Series, alone, k0s};
 use xkub_tests::masquerade::{GATEWAY_V4, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::traffic::Capture;
 use xkub_tests::wait::wait_for;
 
 #[test]
 fn a_guest_is_a_node_behind_masquerade() {
+    let _alone = alone();
     let lab = Lab::new(Series::V6_12).unwrap();
     let guest = &lab.node(0).guest;
 

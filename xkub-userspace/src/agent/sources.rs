@@ -226,7 +226,6 @@ impl Drop for NodeWatch {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 
