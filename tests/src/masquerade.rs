@@ -640,6 +640,33 @@ pub fn node_address(number: usize, family: Family) -> IpAddr {
     }
 }
 
+/// Gives pod 1 or pod 2 other addresses, as a live migration does, which puts the VM into another pod. The guest knows
+/// nothing of it until it announces itself, or asks.
+///
+/// # Errors
+/// When `ip` refuses something.
+pub fn readdress(
+    fabric: &Namespace,
+    launcher: &Namespace,
+    number: usize,
+    (old4, old6): (Ipv4Addr, Ipv6Addr),
+    (v4, v6): (Ipv4Addr, Ipv6Addr),
+) -> Result<()> {
+    // New flows can't take the old address any more, and masquerade forgets those that had it.
+    launcher.ip(&format!(
+        "addr add {v4}/32 dev eth0\n\
+         addr add {v6}/128 dev eth0 nodad\n\
+         addr del {old4}/32 dev eth0\n\
+         addr del {old6}/128 dev eth0\n"
+    ))?;
+    fabric.ip(&format!(
+        "route add {v4} dev pod{number}\n\
+         route add {v6} dev pod{number}\n\
+         route del {old4} dev pod{number}\n\
+         route del {old6} dev pod{number}\n"
+    ))
+}
+
 /// A virt-launcher pod and the guest in it.
 #[derive(Debug)]
 pub struct Node {

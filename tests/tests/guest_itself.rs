@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use xkub_tests::guest::{Disk, Kernel, Lab, Series, k0s};
+use xkub_tests::guest::{Disk, Kernel, Lab, Series, alone, k0s};
 use xkub_tests::masquerade::{GATEWAY_V4, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::traffic::Capture;
 use xkub_tests::wait::wait_for;
 
 #[test]
 fn a_guest_is_a_node_behind_masquerade() {
+    let _alone = alone();
     let lab = Lab::new(Series::V6_12).unwrap();
     let guest = &lab.node(0).guest;
 
@@ -83,6 +84,7 @@ fn a_guest_with_systemd_is_a_node_with_a_worker() {
     /// Emulated guests on a busy machine are slow.
     const PATIENCE: Duration = Duration::from_secs(180);
     const SERVER: &str = "https://10.244.7.1:6443";
+    let _alone = alone();
     let credentials = k0s::Credentials {
         authority: "of nobody",
         client: "of nobody",

@@ -3,6 +3,7 @@
 mod agent;
 mod datapath;
 mod guests;
+mod migration;
 mod test_run;
 
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ pub enum Bench {
     Guests(guests::Guests),
     /// The agent with nothing to do: processor time, wakeups, memory; and its memory after many reconciles.
     Agent(agent::Agent),
+    /// How long a node is not reached at its new address after a live migration.
+    Migration(migration::Migration),
 }
 
 /// How to measure the datapath.
@@ -50,5 +53,6 @@ pub fn run(bench: &Bench) -> Result<()> {
         Bench::Datapath(arguments) => datapath::run(arguments),
         Bench::Guests(arguments) => guests::run(arguments),
         Bench::Agent(arguments) => agent::run(arguments),
+        Bench::Migration(arguments) => migration::run(arguments),
     }
 }

@@ -1,6 +1,5 @@
 //! `demo`: the overlay dead, `xkub datapath attach`, the overlay alive, and the figures.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use xkub_tests::namespace::Namespace;
 use xkub_tests::traffic::{Client, EchoServer, IperfServer, Ping};
 
 use crate::shell::say;
-use crate::{Demo, lab, root, setup, table, workspace};
+use crate::{Demo, lab, prepare, setup, table};
 
 /// The kubelet's port: in the default service set.
 const KUBELET_PORT: u16 = 10_250;
@@ -87,24 +86,11 @@ const CHECKS: [Check; 7] = [
 /// Runs the demo.
 pub fn run(arguments: &Demo) -> Result<ExitCode> {
     let begin = Instant::now();
-    let binary = if let Some(binary) = &arguments.prepared {
-        binary.clone()
-    } else {
-        setup::run(setup::Purpose::Lab)?;
-        workspace::build_xkub(workspace::Profile::Release)?
-    };
-    if !root::is_root() {
-        let binary = binary.to_str().context("the path of xkub is not UTF-8")?;
-        let mut again = vec!["demo", "--prepared", binary];
-        again.extend(arguments.keep.then_some("--keep"));
-        again.extend(arguments.json.then_some("--json"));
-        root::start_again(&again)?;
-    }
+    let binary = prepare::binary(arguments.prepared.as_deref(), setup::Purpose::Lab)?;
+    prepare::go_on_as_root(&binary)?;
     if arguments.keep && lab::stands()? {
         bail!("a lab stands already: `cargo xtask lab down` first");
     }
-    use_binary(&binary);
-
     say(
         "building the lab: two virt-launcher pods with a guest each, KubeVirt's nft rules, a routed pod network",
     );
@@ -166,12 +152,6 @@ pub fn run(arguments: &Demo) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
-}
-
-/// Tells the lab which binary to run.
-pub fn use_binary(binary: &Path) {
-    // SAFETY: xtask has one thread until the lab is built.
-    unsafe { std::env::set_var(xkub_tests::xkub::BINARY_VARIABLE, binary) };
 }
 
 fn check_all(lab: &Masquerade) -> Result<Vec<Outcome>> {

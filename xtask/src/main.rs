@@ -4,6 +4,7 @@ mod bench;
 mod build_ebpf;
 mod demo;
 mod lab;
+mod prepare;
 mod root;
 mod setup;
 mod shell;

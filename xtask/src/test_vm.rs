@@ -8,7 +8,7 @@ use xkub_tests::guest::matrix::{Config, Verdict, run as run_matrix};
 use xkub_tests::guest::report;
 use xkub_tests::guest::{KERNELS_VARIABLE, Series};
 
-use crate::demo::use_binary;
+use crate::prepare::use_binary;
 use crate::shell::say;
 use crate::test::{Tally, Test, tests};
 use crate::{root, setup, workspace};

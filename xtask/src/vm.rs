@@ -11,9 +11,8 @@ use clap::{Args, Subcommand};
 use xkub_tests::guest::{Kernel, Lab, Series};
 use xkub_tests::masquerade::Overlay;
 
-use crate::demo::use_binary;
 use crate::shell::say;
-use crate::{root, setup, workspace};
+use crate::{prepare, root, setup};
 
 /// Where the shells of running guests are found.
 const STATE_FOLDER: &str = "/run/xkub-vm";
@@ -60,21 +59,8 @@ pub fn run(arguments: &Vm) -> Result<ExitCode> {
         return enter(name);
     }
     let series = Series::parse(&arguments.kernel)?;
-    let binary = if let Some(binary) = &arguments.prepared {
-        binary.clone()
-    } else {
-        setup::run(setup::Purpose::Guests)?;
-        workspace::build_xkub(workspace::Profile::Release)?
-    };
-    if !root::is_root() {
-        let mut again: Vec<String> = std::env::args().skip(1).collect();
-        again.extend([
-            "--prepared".to_owned(),
-            binary.to_string_lossy().into_owned(),
-        ]);
-        root::start_again(&again.iter().map(String::as_str).collect::<Vec<_>>())?;
-    }
-    use_binary(&binary);
+    let binary = prepare::binary(arguments.prepared.as_deref(), setup::Purpose::Guests)?;
+    prepare::go_on_as_root(&binary)?;
     if Path::new(STATE_FOLDER).exists() && connect("guest1").is_ok() {
         bail!("guests run already: `cargo xtask vm enter`");
     }

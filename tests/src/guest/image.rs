@@ -243,6 +243,13 @@ fn make(image: &Path, folder: &Path) -> Result<()> {
         .args(["-q", "-m", "0", "-d"])
         .args([&tree, &made])
         .arg(SIZE))?;
+    // Those of older recipes; guests have copies.
+    for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
+        if entry.file_name().to_string_lossy().starts_with(SUITE) {
+            // Another run may have been quicker.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
     fs::rename(&made, image).with_context(|| format!("put {} in its place", image.display()))
 }
 

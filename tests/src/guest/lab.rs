@@ -325,19 +325,7 @@ impl Lab {
         let node = &self.nodes[index];
         let number = node.number;
         let (old4, old6) = node.addresses();
-        // New flows can't take the old address any more, and masquerade forgets those that had it.
-        node.launcher.ip(&format!(
-            "addr add {v4}/32 dev eth0\n\
-             addr add {v6}/128 dev eth0 nodad\n\
-             addr del {old4}/32 dev eth0\n\
-             addr del {old6}/128 dev eth0\n"
-        ))?;
-        self.fabric.ip(&format!(
-            "route add {v4} dev pod{number}\n\
-             route add {v6} dev pod{number}\n\
-             route del {old4} dev pod{number}\n\
-             route del {old6} dev pod{number}\n"
-        ))?;
+        masquerade::readdress(&self.fabric, &node.launcher, number, (old4, old6), (v4, v6))?;
         *node
             .addresses
             .lock()

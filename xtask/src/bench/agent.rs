@@ -16,9 +16,8 @@ use xkub_tests::row::{Case, Row, Samples};
 use xkub_tests::wait::{PATIENCE, wait_until};
 
 use super::datapath::text;
-use crate::demo::use_binary;
 use crate::shell::say;
-use crate::{root, setup, workspace};
+use crate::{prepare, setup};
 
 /// What issue and documentation promise.
 const MAX_RESIDENT: f64 = 20.0;
@@ -69,21 +68,8 @@ pub struct Agent {
 
 /// Measures, prints a table and how the goals were met, and writes JSON if asked.
 pub fn run(arguments: &Agent) -> Result<()> {
-    let binary = if let Some(binary) = &arguments.prepared {
-        binary.clone()
-    } else {
-        setup::run(setup::Purpose::Lab)?;
-        workspace::build_xkub(workspace::Profile::Release)?
-    };
-    if !root::is_root() {
-        let mut again: Vec<String> = std::env::args().skip(1).collect();
-        again.extend([
-            "--prepared".to_owned(),
-            binary.to_string_lossy().into_owned(),
-        ]);
-        root::start_again(&again.iter().map(String::as_str).collect::<Vec<_>>())?;
-    }
-    use_binary(&binary);
+    let binary = prepare::binary(arguments.prepared.as_deref(), setup::Purpose::Lab)?;
+    prepare::go_on_as_root(&binary)?;
     let lab = Masquerade::builder()
         .ipv6(false)
         .node_address(NodeAddress::Absent)

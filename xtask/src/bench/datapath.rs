@@ -14,9 +14,8 @@ use xkub_tests::masquerade::{
 use xkub_tests::traffic::{IperfServer, Ping};
 
 use super::{Datapath, test_run};
-use crate::demo::use_binary;
 use crate::shell::say;
-use crate::{root, setup, table, workspace};
+use crate::{prepare, setup, table};
 use xkub_tests::row::{Case, Row, Samples};
 
 /// Payload of the small datagrams, in bytes.
@@ -137,22 +136,9 @@ struct Contestant {
 
 /// Measures, prints a table and how the goals were met, and writes JSON if asked.
 pub fn run(arguments: &Datapath) -> Result<()> {
-    let binary = if let Some(binary) = &arguments.prepared {
-        binary.clone()
-    } else {
-        setup::run(setup::Purpose::Lab)?;
-        workspace::build_xkub(workspace::Profile::Release)?
-    };
+    let binary = prepare::binary(arguments.prepared.as_deref(), setup::Purpose::Lab)?;
     let example = test_run::build()?;
-    if !root::is_root() {
-        let mut again: Vec<String> = std::env::args().skip(1).collect();
-        again.extend([
-            "--prepared".to_owned(),
-            binary.to_string_lossy().into_owned(),
-        ]);
-        root::start_again(&again.iter().map(String::as_str).collect::<Vec<_>>())?;
-    }
-    use_binary(&binary);
+    prepare::go_on_as_root(&binary)?;
     let mut rows = if arguments.test_run_only {
         Vec::new()
     } else {

@@ -13,9 +13,8 @@ use xkub_tests::guest::{Kernel, Lab, Series};
 use xkub_tests::row::{Case, Row, Samples};
 
 use super::datapath::text;
-use crate::demo::use_binary;
 use crate::shell::say;
-use crate::{root, setup, workspace};
+use crate::{prepare, setup};
 
 /// Payload of the small datagrams, in bytes.
 const SMALL: u32 = 64;
@@ -84,21 +83,8 @@ struct Contestant {
 /// Measures, prints a table, and writes JSON if asked.
 pub fn run(arguments: &Guests) -> Result<()> {
     let series = Series::parse(&arguments.kernel)?;
-    let binary = if let Some(binary) = &arguments.prepared {
-        binary.clone()
-    } else {
-        setup::run(setup::Purpose::Guests)?;
-        workspace::build_xkub(workspace::Profile::Release)?
-    };
-    if !root::is_root() {
-        let mut again: Vec<String> = std::env::args().skip(1).collect();
-        again.extend([
-            "--prepared".to_owned(),
-            binary.to_string_lossy().into_owned(),
-        ]);
-        root::start_again(&again.iter().map(String::as_str).collect::<Vec<_>>())?;
-    }
-    use_binary(&binary);
+    let binary = prepare::binary(arguments.prepared.as_deref(), setup::Purpose::Guests)?;
+    prepare::go_on_as_root(&binary)?;
     say(format_args!("booting two guests with kernel {series}"));
     let lab = Lab::builder(Kernel::obtain(series)?).build()?;
     let best = if series.has_tcx() { "tcx" } else { "clsact" };
