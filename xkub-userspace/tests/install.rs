@@ -299,6 +299,31 @@ fn the_command_says_what_it_changes() {
 }
 
 #[test]
+fn the_units_wait_as_the_configuration_says() {
+    let image = Image::of("k0s");
+    let root = format!("--root={}", image.root.path().display());
+    let order = "etc/systemd/system/k0sworker.service.d/40-xkub-order.conf";
+    let waits = || {
+        let text = fs::read_to_string(image.root.path().join(order)).unwrap();
+        text.contains("is-active")
+    };
+    let done = xkub(&["install", &root, "--set", "node.fail-open=false"]);
+    assert!(done.status.success(), "{done:?}");
+    assert!(waits());
+    // The file is there now, and says so.
+    let again = xkub(&["install", &root]);
+    assert_eq!(again.stdout, b"nothing to change\n", "{again:?}");
+    assert!(waits());
+    fs::write(image.root.path().join("etc/xkub/config.toml"), "").unwrap();
+    assert!(xkub(&["install", &root]).status.success());
+    assert!(!waits());
+    let closed = xkub(&["install", &root, "--fail-closed"]);
+    assert!(waits());
+    let said = String::from_utf8(closed.stdout).unwrap();
+    assert!(said.contains("next: set fail-open = false"), "{said}");
+}
+
+#[test]
 fn bad_usage_is_said() {
     let image = Image::of("");
     let root = format!("--root={}", image.root.path().display());
@@ -308,6 +333,12 @@ fn bad_usage_is_said() {
             1,
             "nearest is join.endpoint",
         ),
+        (
+            &["install", &root, "--set", "datapath.flow-entries=abc"],
+            1,
+            "--set",
+        ),
+        (&["install", &root, "--set", "node.restart=yes"], 1, "--set"),
         (
             &["install", &root, "--now"],
             1,

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tokio::{sync::watch, task::spawn_blocking};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, spawn_blocking},
+};
 
 use super::{
     AgentError,
@@ -72,6 +75,8 @@ pub(super) struct Looker {
     systemd: Option<Systemd>,
     /// What became of our requests for a serving certificate, and when that was asked.
     requests: Option<(Instant, String)>,
+    /// Whoever asks that. Nothing else waits for an API server that is away.
+    asking: Option<JoinHandle<String>>,
     kubeconfig: Option<PathBuf>,
     news: watch::Sender<NodeNews>,
 }
@@ -109,6 +114,7 @@ impl Looker {
             node_ports: None,
             systemd: None,
             requests: None,
+            asking: None,
             kubeconfig: None,
             news: watch::Sender::new(NodeNews::NotJoined),
         }
@@ -217,7 +223,7 @@ impl Looker {
             worker,
             node,
             cni,
-            node_port_addresses: self.node_ports().await?,
+            node_port_addresses: self.node_ports().await,
         })
     }
 
@@ -423,24 +429,43 @@ impl Looker {
         if certificate.renewal != Renewal::Rotated || matches!(state, State::SelfSigned { .. }) {
             return Some(advice);
         }
-        if let Some((when, requests)) = &self.requests
-            && when.elapsed() < REQUESTS_PERIOD
-        {
-            return Some(format!("{advice}; {requests}"));
-        }
-        let cluster = self.cluster()?;
-        let list = async { csr::list(&cluster.connection().await?).await };
-        let list: Result<_, ClusterError> = list.await;
-        let requests = match list {
-            Ok(requests) => csr::state(&requests, SystemTime::now()).to_string(),
-            Err(error) => error.to_string(),
-        };
-        let text = format!("{advice}; {requests}");
-        self.requests = Some((Instant::now(), requests));
-        Some(text)
+        self.ask_for_requests().await;
+        Some(match &self.requests {
+            Some((_, requests)) => format!("{advice}; {requests}"),
+            None => advice,
+        })
     }
 
-    async fn node_ports(&mut self) -> Result<Option<Vec<IpAddr>>, AgentError> {
+    /// Asks what became of our requests from time to time. A single look waits for the answer.
+    async fn ask_for_requests(&mut self) {
+        let is_due = self
+            .requests
+            .as_ref()
+            .is_none_or(|(when, _)| when.elapsed() >= REQUESTS_PERIOD);
+        if is_due
+            && self.asking.is_none()
+            && let Some(cluster) = self.cluster()
+        {
+            self.asking = Some(tokio::spawn(async move {
+                let list = async { csr::list(&cluster.connection().await?).await };
+                let list: Result<_, ClusterError> = list.await;
+                match list {
+                    Ok(requests) => csr::state(&requests, SystemTime::now()).to_string(),
+                    Err(error) => error.to_string(),
+                }
+            }));
+        }
+        let is_single = matches!(self.others, Others::Asked);
+        if let Some(asking) = self
+            .asking
+            .take_if(|asking| is_single || asking.is_finished())
+            && let Ok(requests) = asking.await
+        {
+            self.requests = Some((Instant::now(), requests));
+        }
+    }
+
+    async fn node_ports(&mut self) -> Result<Option<Vec<IpAddr>>, String> {
         if self.config.datapath.node_ports != NodePorts::Auto {
             return Ok(None);
         }
@@ -449,10 +474,13 @@ impl Looker {
         {
             return Ok(accepted.clone());
         }
+        let unknown = |error: &dyn std::fmt::Display| {
+            format!("nft can't be run: {error}; set datapath.nodeports to on or off")
+        };
         let accepted = spawn_blocking(node_ports::read)
             .await
-            .map_err(AgentError::Task)?
-            .map_err(AgentError::NodePorts)?;
+            .map_err(|error| unknown(&error))?
+            .map_err(|error| unknown(&error))?;
         self.node_ports = Some((Instant::now(), accepted.clone()));
         Ok(accepted)
     }

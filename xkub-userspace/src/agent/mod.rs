@@ -101,9 +101,6 @@ pub enum AgentError {
     /// The kernel does not say what is attached.
     #[error(transparent)]
     Datapath(#[from] datapath::Error),
-    /// `nft` can't be asked.
-    #[error("nft can't be run: {0}; set datapath.nodeports to on or off")]
-    NodePorts(#[source] io::Error),
 }
 
 /// An error with its causes, on one line.

@@ -29,8 +29,8 @@ pub struct Observation {
     pub node: NodeState,
     /// What the CNI advertises.
     pub cni: Cni,
-    /// Where kube-proxy's nftables accept `NodePorts`; none without such a proxy.
-    pub node_port_addresses: Option<Vec<IpAddr>>,
+    /// Where kube-proxy's nftables accept `NodePorts`, none without such a proxy; or why that can't be told.
+    pub node_port_addresses: Result<Option<Vec<IpAddr>>, String>,
 }
 
 /// The node address as the sources tell it.

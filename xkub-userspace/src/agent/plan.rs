@@ -54,6 +54,14 @@ pub struct Plan {
 pub fn plan(config: &Config, observation: &Observation, memory: &Memory) -> Plan {
     let mut plan = Plan::default();
     plan.address_problems(observation);
+    plan.problems
+        .extend(observation.node_port_addresses.as_ref().err().cloned());
+    if config.join.endpoint.is_some() && config.join.replace.is_empty() {
+        plan.problems.push(
+            "join.endpoint is set, and join.replace does not say which addresses become it: join files stay as they are"
+                .to_owned(),
+        );
+    }
     let settings = plan.datapath(config, observation, memory);
     plan.cni(config, observation);
     plan.join_files(observation);
@@ -429,13 +437,17 @@ fn are_node_ports_ours(
     match config.datapath.node_ports {
         NodePorts::On => true,
         NodePorts::Off => false,
-        NodePorts::Auto => observation
-            .node_port_addresses
-            .as_ref()
-            .is_some_and(|accepted| {
+        NodePorts::Auto => match &observation.node_port_addresses {
+            Ok(accepted) => accepted.as_ref().is_some_and(|accepted| {
                 node.iter().any(|address| accepted.contains(&address))
                     && !guest.iter().any(|address| accepted.contains(&address))
             }),
+            // What nobody can tell is left as it is.
+            Err(_) => observation.datapath.as_ref().is_some_and(|attached| {
+                let range = Service::Tcp(config.datapath.node_port_range);
+                attached.shown.services.contains(&range)
+            }),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use xkub_userspace::{
-    datapath,
+    config as agent_config, datapath,
     install::{
         self, Options, Removal,
         cloud_init::{self, Manifest},
@@ -146,14 +146,22 @@ pub fn install(arguments: &Install, format: Format) -> anyhow::Result<()> {
     if arguments.fail_closed {
         settings.push(Setting::parse("node.fail-open=false")?);
     }
-    let start = if arguments.fail_closed {
-        Start::FailClosed
-    } else {
-        Start::FailOpen
-    };
     for text in &arguments.settings {
         settings.push(Setting::parse(text)?);
     }
+    // Refused before anything is written; and what is in force decides what the worker waits for.
+    let new = agent_config::of_text(Path::new("--set"), &config::text(&settings))?;
+    let path = config::PATH.trim_start_matches('/');
+    let file = agent_config::of_file(&arguments.root.join(path))?;
+    let is_open = match (&file, arguments.print) {
+        (Some(file), None) => file.node.fail_open && !arguments.fail_closed,
+        _ => new.node.fail_open,
+    };
+    let start = if is_open {
+        Start::FailOpen
+    } else {
+        Start::FailClosed
+    };
     if let Some(printed) = arguments.print {
         print_only(arguments, printed, start, &settings);
         return Ok(());
@@ -166,11 +174,7 @@ pub fn install(arguments: &Install, format: Format) -> anyhow::Result<()> {
         );
     }
     let given = !arguments.settings.is_empty();
-    let config_exists = arguments
-        .root
-        .join(config::PATH.trim_start_matches('/'))
-        .exists();
-    if config_exists && !given {
+    if file.is_some() && !given {
         // --fail-closed alone is about the units; the file stays as it is.
         settings.clear();
     }
@@ -214,7 +218,7 @@ pub fn install(arguments: &Install, format: Format) -> anyhow::Result<()> {
             );
         }
     }
-    if arguments.fail_closed && config_exists {
+    if arguments.fail_closed && file.is_some_and(|file| file.node.fail_open) {
         next.push(format!(
             "set fail-open = false under [node] in {}",
             config::PATH

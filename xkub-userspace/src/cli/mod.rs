@@ -25,7 +25,7 @@ use self::output::Format;
 
 /// The arguments.
 #[derive(Debug, Parser)]
-#[command(about, version, propagate_version = true)]
+#[command(name = "xkub", about, version, propagate_version = true)]
 struct Arguments {
     /// How state is printed
     #[arg(

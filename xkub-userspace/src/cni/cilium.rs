@@ -23,7 +23,7 @@ pub fn is_there(node: &NodeView) -> bool {
 pub fn advice(node: &NodeView, address: &DualAddress) -> Option<String> {
     (is_there(node) && !shows(node, address)).then(|| {
         "Cilium reads the node address only when its agent starts: once the Node shows it, this node's Cilium pod \
-         is to be deleted, which the xkub controller does (stale-pods)"
+         is to be deleted: kubectl delete pod"
             .to_owned()
     })
 }

@@ -128,6 +128,37 @@ pub fn load(
         None if file.is_some() => return Err(ConfigError::Missing(path.to_owned())),
         None => BTreeMap::new(),
     };
+    assemble(path, &values, variable, flags)
+}
+
+/// What a file with this text says by itself. `name` is what errors call it.
+///
+/// # Errors
+/// As [`load`].
+pub fn of_text(name: &Path, text: &str) -> Result<Config, ConfigError> {
+    let values = parse(name, text.as_bytes())?;
+    Ok(assemble(name, &values, |_| None, &BTreeMap::new())?.config)
+}
+
+/// What a file says by itself; none where there is none.
+///
+/// # Errors
+/// As [`load`].
+pub fn of_file(path: &Path) -> Result<Option<Config>, ConfigError> {
+    let Some(contents) = files::read(path, MAX_FILE)? else {
+        return Ok(None);
+    };
+    let values = parse(path, &contents)?;
+    let loaded = assemble(path, &values, |_| None, &BTreeMap::new())?;
+    Ok(Some(loaded.config))
+}
+
+fn assemble(
+    path: &Path,
+    values: &BTreeMap<String, Value>,
+    variable: impl Fn(&str) -> Option<String>,
+    flags: &BTreeMap<&'static str, String>,
+) -> Result<Loaded, ConfigError> {
     let mut config = Config::default();
     let mut origins = Vec::new();
     for key in KEYS {

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 pub use self::{
     keys::{KEYS, Key},
-    layers::{ConfigError, DEFAULT_PATH, Loaded, Origin, load},
+    layers::{ConfigError, DEFAULT_PATH, Loaded, Origin, load, of_file, of_text},
 };
 use crate::{
     address::{pick::Source, reflector_client::Server},

@@ -57,7 +57,7 @@ fn settled() -> Observation {
             why: "the CNI advertises another address".to_owned(),
             ..Cni::default()
         },
-        node_port_addresses: None,
+        node_port_addresses: Ok(None),
     }
 }
 
@@ -328,12 +328,12 @@ fn what_is_seen_leads_to_what_is_done() {
         ),
         (
             "kube-proxy accepts NodePorts at the node address alone",
-            |_, o, _| o.node_port_addresses = Some(vec![address(NODE)]),
+            |_, o, _| o.node_port_addresses = Ok(Some(vec![address(NODE)])),
             &[Attach],
         ),
         (
             "kube-proxy accepts NodePorts at the guest address too",
-            |_, o, _| o.node_port_addresses = Some(vec![address(NODE), address(GUEST)]),
+            |_, o, _| o.node_port_addresses = Ok(Some(vec![address(NODE), address(GUEST)])),
             &[],
         ),
         (
@@ -345,7 +345,25 @@ fn what_is_seen_leads_to_what_is_done() {
             "no NodePorts by configuration",
             |c, o, _| {
                 c.datapath.node_ports = NodePorts::Off;
-                o.node_port_addresses = Some(vec![address(NODE)]);
+                o.node_port_addresses = Ok(Some(vec![address(NODE)]));
+            },
+            &[],
+        ),
+        (
+            "whether there is a proxy can't be told",
+            |_, o, _| o.node_port_addresses = Err("no nft".to_owned()),
+            &[],
+        ),
+        (
+            "whether there still is a proxy can't be told",
+            |_, o, _| {
+                o.node_port_addresses = Err("no nft".to_owned());
+                let services = &mut o.datapath.as_mut().unwrap().shown.services;
+                services.extend(
+                    ["tcp/30000-32767", "udp/30000-32767"]
+                        .map(|text| text.parse::<Service>().unwrap()),
+                );
+                *services = compact(&service_set(services, &[]));
             },
             &[],
         ),
@@ -507,6 +525,14 @@ fn what_cannot_be_helped_is_said() {
         (
             |_, o, _| o.worker = Err("several workers".to_owned()),
             "several workers",
+        ),
+        (
+            |_, o, _| o.node_port_addresses = Err("nft can't be run".to_owned()),
+            "nft can't be run",
+        ),
+        (
+            |c, _, _| c.join.endpoint = Some("192.0.2.10:6443".parse().unwrap()),
+            "join.replace does not say",
         ),
         (|_, o, _| o.address.address = dual("127.0.0.1"), "loopback"),
     ];
