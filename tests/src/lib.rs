@@ -6,6 +6,7 @@
 //! This library must build without the eBPF toolchain, because `cargo xtask setup` and `cargo xtask demo` use it
 //! before that is installed. The `xkub` binary is therefore called as a program, never linked: see [`xkub`].
 
+pub mod agent;
 pub mod foreign;
 pub mod guest;
 pub mod masquerade;

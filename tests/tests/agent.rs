@@ -1,19 +1,16 @@
 //! The agent in a guest behind masquerade: it finds the node address, puts it in place, and keeps it there.
 
-use std::{
-    net::Ipv4Addr,
-    path::{Path, PathBuf},
-};
+use std::net::Ipv4Addr;
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tempfile::TempDir;
 use xkub_tests::{
     Masquerade, Node,
+    agent::Agent,
     masquerade::{CLIENT_V4, GUEST_V4, NodeAddress, UPLINK},
-    namespace::{Output, Running},
-    wait::{PATIENCE, wait_for, wait_until},
+    namespace::Running,
+    wait::{PATIENCE, wait_until},
 };
 
 /// What the launcher's pod is called after a migration.
@@ -66,110 +63,32 @@ fn reflector(lab: &Masquerade) -> Result<Running> {
     Ok(running)
 }
 
-/// An agent, or what would be one, with a state directory of its own.
-struct Setting<'a> {
-    node: &'a Node,
-    folder: TempDir,
-    arguments: Vec<String>,
+/// An agent on a node without a worker.
+fn agent<'a>(node: &'a Node, arguments: &[&str]) -> Result<Agent<'a>> {
+    let mut all = vec!["--node-distribution=none"];
+    all.extend(arguments);
+    Agent::new(node, all)
 }
 
-impl<'a> Setting<'a> {
-    fn new(node: &'a Node, arguments: &[&str]) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let config = folder.path().join("config.toml");
-        std::fs::write(&config, "")?;
-        Ok(Self {
-            node,
-            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
-            folder,
-        })
-    }
+/// With the only source being a reflector at the client.
+fn with_reflector(node: &Node) -> Result<Agent<'_>> {
+    let server = CLIENT_V4.to_string();
+    agent(
+        node,
+        &[
+            "--address-reflectors",
+            &server,
+            "--address-sources",
+            "reflector",
+            "--address-interval",
+            "1s",
+        ],
+    )
+}
 
-    /// With the only source being a reflector at the client.
-    fn with_reflector(node: &'a Node) -> Result<Self> {
-        let server = CLIENT_V4.to_string();
-        Self::new(
-            node,
-            &[
-                "--address-reflectors",
-                &server,
-                "--address-sources",
-                "reflector",
-                "--address-interval",
-                "1s",
-            ],
-        )
-    }
-
-    fn fixed(node: &'a Node) -> Result<Self> {
-        Self::new(node, &["--address-static", &node.node_v4().to_string()])
-    }
-
-    fn state(&self) -> PathBuf {
-        self.folder.path().join("state")
-    }
-
-    fn words(&self, more: &[&str]) -> Result<Vec<String>> {
-        let path = |path: &Path| path.to_string_lossy().into_owned();
-        let mut words = vec![
-            path(&xkub_tests::xkub::binary()?),
-            "agent".to_owned(),
-            format!("--config={}", path(&self.folder.path().join("config.toml"))),
-            format!("--state-directory={}", path(&self.state())),
-            "--node-distribution=none".to_owned(),
-            "--observe-listen=127.0.0.1:9969".to_owned(),
-        ];
-        words.extend(self.arguments.iter().cloned());
-        words.extend(more.iter().map(|word| (*word).to_owned()));
-        Ok(words)
-    }
-
-    /// Starts it, and waits until the node address is in force.
-    fn start(&self) -> Result<Running> {
-        let running = self.spawn()?;
-        wait_until("the agent to be ready", PATIENCE, || {
-            Ok(self.status()?.is_some_and(|status| status["ready"] == true))
-        })
-        .with_context(|| running.stderr())?;
-        Ok(running)
-    }
-
-    fn spawn(&self) -> Result<Running> {
-        self.node.guest.spawn(self.words(&[])?)
-    }
-
-    /// Runs it once.
-    fn once(&self, more: &[&str]) -> Result<Output> {
-        let mut words = vec!["--once"];
-        words.extend(more);
-        self.node.guest.run(self.words(&words)?)
-    }
-
-    /// The plan it would carry out.
-    fn plan(&self) -> Result<Value> {
-        let text = self.once(&["--dry-run", "--output=json"])?.success()?;
-        Ok(serde_json::from_str(&text)?)
-    }
-
-    /// What the running agent thinks; none before it answers.
-    fn status(&self) -> Result<Option<Value>> {
-        let state = self.state();
-        let arguments = [
-            "status",
-            "--output=json",
-            "--state-directory",
-            &state.to_string_lossy(),
-        ];
-        let output = self.node.xkub(&arguments)?;
-        match output.success() {
-            Ok(text) => Ok(Some(serde_json::from_str(&text)?)),
-            Err(_) => Ok(None),
-        }
-    }
-
-    fn wait_status(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Result<Value> {
-        wait_for(what, PATIENCE, || Ok(self.status()?.filter(&is_met)))
-    }
+/// With the node's address told.
+fn fixed(node: &Node) -> Result<Agent<'_>> {
+    agent(node, &["--address-static", &node.node_v4().to_string()])
 }
 
 /// The host addresses on the address device; none without it.
@@ -233,7 +152,7 @@ fn a_static_address_is_attached_and_put_on_its_device() {
     // Without a dummy in the kernel, `lo` holds the address.
     let lab = bare_lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     let agent = setting.start().unwrap();
     let shown = node.show().unwrap();
     let device = shown["addressDevice"].as_str().unwrap();
@@ -264,7 +183,7 @@ fn a_static_address_is_attached_and_put_on_its_device() {
 fn a_reflector_tells_the_address_and_the_agent_follows_it() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::with_reflector(node).unwrap();
+    let setting = with_reflector(node).unwrap();
     // Nobody answers yet, which is no reason to give up.
     let _agent = setting.spawn().unwrap();
     let status = setting
@@ -310,7 +229,7 @@ fn what_others_remove_is_put_back() {
     let lab = lab().unwrap();
     let node = lab.node(0);
     // The timer is no help.
-    let mut setting = Setting::fixed(node).unwrap();
+    let mut setting = fixed(node).unwrap();
     setting.arguments.push("--address-interval=60m".to_owned());
     let _agent = setting.start().unwrap();
     let expected = host(node.node_v4());
@@ -338,7 +257,7 @@ fn what_others_remove_is_put_back() {
 fn the_uplinks_mtu_is_followed() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let mut setting = Setting::fixed(node).unwrap();
+    let mut setting = fixed(node).unwrap();
     setting.arguments.push("--address-interval=60m".to_owned());
     let _agent = setting.start().unwrap();
     node.guest
@@ -355,7 +274,7 @@ fn the_uplinks_mtu_is_followed() {
 fn a_second_agent_is_refused() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     let mut first = setting.start().unwrap();
     let second = setting.spawn().unwrap().wait(PATIENCE).unwrap();
     assert_eq!(second.code(), Some(1));
@@ -379,7 +298,7 @@ fn wrong_answers_are_refused_and_said() {
     let lab = lab().unwrap();
     let node = lab.node(0);
     let _reflector = reflector(&lab).unwrap();
-    let mut setting = Setting::with_reflector(node).unwrap();
+    let mut setting = with_reflector(node).unwrap();
     setting
         .arguments
         .push("--address-infra-cidrs=10.99.0.0/16".to_owned());
@@ -412,7 +331,7 @@ fn wrong_answers_are_refused_and_said() {
 fn the_guest_address_is_no_node_address() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::new(node, &["--address-static", &GUEST_V4.to_string()]).unwrap();
+    let setting = agent(node, &["--address-static", &GUEST_V4.to_string()]).unwrap();
     let plan = setting.plan().unwrap();
     assert_eq!(plan["actions"], serde_json::json!([]));
     assert!(
@@ -428,9 +347,9 @@ fn an_agent_that_stops_after_every_action_converges() {
     let lab = lab().unwrap();
     let node = lab.node(0);
     let _reflector = reflector(&lab).unwrap();
-    let mut setting = Setting::with_reflector(node).unwrap();
+    let mut setting = with_reflector(node).unwrap();
     // Agents that live for one action each.
-    let converge = |setting: &Setting<'_>| -> Result<usize> {
+    let converge = |setting: &Agent<'_>| -> Result<usize> {
         for step in 0..20 {
             if setting.plan()?["actions"] == serde_json::json!([]) {
                 return Ok(step);
@@ -469,7 +388,7 @@ fn an_agent_that_stops_after_every_action_converges() {
 fn a_dry_run_changes_nothing() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     let plan = setting.plan().unwrap();
     assert_eq!(plan["kind"], "Plan");
     assert_eq!(plan["actions"][0]["kind"], "attach");
@@ -487,7 +406,7 @@ fn a_dry_run_changes_nothing() {
 fn node_ports_follow_the_proxy() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     let set = |elements: &str| {
         node.guest
             .nft(&format!(
@@ -510,7 +429,7 @@ fn node_ports_follow_the_proxy() {
 fn metrics_and_health_are_served() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     let _agent = setting.start().unwrap();
     let client = CLIENT_V4.to_string();
     node.guest.check(["ping", "-c", "1", &client]).unwrap();
@@ -536,7 +455,7 @@ fn metrics_and_health_are_served() {
 fn torn_state_is_no_obstacle() {
     let lab = lab().unwrap();
     let node = lab.node(0);
-    let setting = Setting::fixed(node).unwrap();
+    let setting = fixed(node).unwrap();
     std::fs::create_dir_all(setting.state()).unwrap();
     std::fs::write(setting.state().join("state.json"), "{\"version\":1,\"nodeA").unwrap();
     setting.start().unwrap();

@@ -3,18 +3,17 @@
 
 use std::{
     fs,
+    net::Ipv4Addr,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 use xkub_tests::{
     Masquerade, Node,
+    agent::Agent,
     masquerade::{CLIENT_V4, GUEST_V4, NodeAddress},
-    namespace::{Output, Running},
-    wait::{PATIENCE, wait_for},
 };
 
 /// Where systemd's units are.
@@ -40,22 +39,27 @@ fn lab() -> Masquerade {
 /// A node with a k0s worker that has not started yet: what `k0s install worker` leaves, with per cent signs and spaces
 /// in paths. It has systemd's folder to itself.
 struct Worker<'a> {
-    node: &'a Node,
-    folder: TempDir,
-    arguments: Vec<String>,
+    agent: Agent<'a>,
 }
 
 impl<'a> Worker<'a> {
     fn new(node: &'a Node) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+        Self::told(node, node.node_v4())
+    }
+
+    /// One whose agent is told this address.
+    fn told(node: &'a Node, address: Ipv4Addr) -> Result<Self> {
+        let arguments = [
+            "--node-distribution=k0s".to_owned(),
+            "--join-replace=10.244.0.0/16".to_owned(),
+            format!("--join-endpoint={ENDPOINT}"),
+            format!("--address-static={address}"),
+        ];
         let worker = Self {
-            node,
-            folder,
-            arguments: vec![format!("--address-static={}", node.node_v4())],
+            agent: Agent::new(node, arguments)?,
         };
         fs::create_dir(worker.units())?;
         fs::create_dir_all(worker.data())?;
-        fs::write(worker.path("config.toml"), "")?;
         fs::copy(TOKEN, worker.token())?;
         let escaped = |path: PathBuf| {
             let path = path.to_string_lossy().into_owned();
@@ -78,7 +82,7 @@ impl<'a> Worker<'a> {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.agent.folder().join(name)
     }
 
     fn units(&self) -> PathBuf {
@@ -97,57 +101,9 @@ impl<'a> Worker<'a> {
         Ok(fs::write(self.units().join("k0sworker.service"), text)?)
     }
 
-    fn words(&self, more: &[&str]) -> Result<Vec<String>> {
-        let path = |path: &Path| path.to_string_lossy().into_owned();
-        let mut words = vec![
-            path(&xkub_tests::xkub::binary()?),
-            "agent".to_owned(),
-            format!("--config={}", path(&self.path("config.toml"))),
-            format!("--state-directory={}", path(&self.path("state"))),
-            "--node-distribution=k0s".to_owned(),
-            "--observe-listen=127.0.0.1:9969".to_owned(),
-            "--join-replace=10.244.0.0/16".to_owned(),
-            format!("--join-endpoint={ENDPOINT}"),
-        ];
-        words.extend(self.arguments.iter().cloned());
-        words.extend(more.iter().map(|word| (*word).to_owned()));
-        Ok(words)
-    }
-
-    fn spawn(&self) -> Result<Running> {
-        self.node.guest.spawn(self.words(&[])?)
-    }
-
-    fn once(&self, more: &[&str]) -> Result<Output> {
-        let mut words = vec!["--once"];
-        words.extend(more);
-        self.node.guest.run(self.words(&words)?)
-    }
-
-    fn plan(&self) -> Result<Value> {
-        let text = self.once(&["--dry-run", "--output=json"])?.success()?;
-        Ok(serde_json::from_str(&text)?)
-    }
-
-    /// What the running agent thinks, once that is what it should.
-    fn wait_status(&self, what: &str, is_met: impl Fn(&Value) -> bool) -> Result<Value> {
-        let state = self.path("state");
-        let state = state.to_string_lossy();
-        let mut last = Value::Null;
-        let found = wait_for(what, PATIENCE, || {
-            let arguments = ["status", "--output=json", "--state-directory", &state];
-            let Ok(text) = self.node.xkub(&arguments)?.success() else {
-                return Ok(None);
-            };
-            last = serde_json::from_str(&text)?;
-            Ok(is_met(&last).then(|| last.clone()))
-        });
-        found.with_context(|| last.to_string())
-    }
-
     /// The server in the token.
     fn server(&self) -> Result<String> {
-        let output = self.node.xkub(&[
+        let output = self.agent.node.xkub(&[
             "token",
             "inspect",
             "--output=json",
@@ -157,8 +113,8 @@ impl<'a> Worker<'a> {
     }
 
     fn is_attached(&self) -> Result<bool> {
-        let address = self.node.node_v4().to_string();
-        Ok(self.node.show()?["addresses"][0]["node"] == address)
+        let address = self.agent.node.node_v4().to_string();
+        Ok(self.agent.node.show()?["addresses"][0]["node"] == address)
     }
 
     /// All files below systemd's folder, and the token.
@@ -187,7 +143,7 @@ impl<'a> Worker<'a> {
         let drop_ins = fs::read_dir(self.units().join(DROP_IN))?.collect::<Result<Vec<_>, _>>()?;
         ensure!(drop_ins.len() == 1, "drop-ins: {drop_ins:?}");
         let text = fs::read_to_string(drop_ins[0].path())?;
-        let flag = format!("--node-ip={}", self.node.node_v4());
+        let flag = format!("--node-ip={}", self.agent.node.node_v4());
         ensure!(
             text.contains(&flag) && !text.contains("--node-ip=10.0.2.2"),
             "{text}"
@@ -195,7 +151,7 @@ impl<'a> Worker<'a> {
         // Neither systemd's specifiers nor its escapes are lost.
         ensure!(text.contains("100%%\\x20token"), "{text}");
         ensure!(text.contains("--hostname-override=%H"), "{text}");
-        let plan = self.plan()?;
+        let plan = self.agent.plan()?;
         ensure!(plan["actions"] == json!([]), "{plan}");
         Ok(())
     }
@@ -215,13 +171,14 @@ fn an_agent_that_ends_after_every_action_finishes_a_workers_files() {
     let worker = Worker::new(lab.node(0)).unwrap();
     let mut kinds = Vec::new();
     loop {
-        let plan = worker.plan().unwrap();
+        let plan = worker.agent.plan().unwrap();
         let Some(kind) = plan["actions"][0]["kind"].as_str() else {
             break;
         };
         kinds.push(kind.to_owned());
         assert!(kinds.len() <= 3, "{kinds:?}: {plan}");
         worker
+            .agent
             .once(&["--max-actions=1"])
             .unwrap()
             .success()
@@ -230,7 +187,7 @@ fn an_agent_that_ends_after_every_action_finishes_a_workers_files() {
     assert_eq!(kinds, ["attach", "rewrite-join", "set-node-ip"]);
     worker.check_all_done().unwrap();
     let files = worker.files().unwrap();
-    worker.once(&[]).unwrap().success().unwrap();
+    worker.agent.once(&[]).unwrap().success().unwrap();
     assert_eq!(worker.files().unwrap(), files);
 }
 
@@ -241,6 +198,7 @@ fn a_read_only_etc_keeps_nothing_else_back_and_is_tried_again() {
     let remount = |how: &str| {
         let options = format!("remount,bind,{how}");
         worker
+            .agent
             .node
             .guest
             .check(["mount", "-o", &options, UNITS])
@@ -248,8 +206,9 @@ fn a_read_only_etc_keeps_nothing_else_back_and_is_tried_again() {
     };
     remount("ro");
     let before = fs::read_dir(worker.units()).unwrap().count();
-    let _agent = worker.spawn().unwrap();
+    let _agent = worker.agent.spawn().unwrap();
     let status = worker
+        .agent
         .wait_status("the cause", |status| {
             says(status, "problems", &[UNITS, "Read-only file system"])
         })
@@ -261,6 +220,7 @@ fn a_read_only_etc_keeps_nothing_else_back_and_is_tried_again() {
     assert_eq!(fs::read_dir(worker.units()).unwrap().count(), before);
     remount("rw");
     worker
+        .agent
         .wait_status("the end of the fault", |status| status["ready"] == true)
         .unwrap();
     worker.check_all_done().unwrap();
@@ -270,7 +230,7 @@ fn a_read_only_etc_keeps_nothing_else_back_and_is_tried_again() {
 fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
     let lab = lab();
     let mut worker = Worker::new(lab.node(0)).unwrap();
-    let guest = &worker.node.guest;
+    let guest = &worker.agent.node.guest;
     // The token lies on a disk of its own, of which every page is taken.
     let disk = worker.path("disk");
     fs::create_dir(&disk).unwrap();
@@ -290,9 +250,13 @@ fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
             "[Service]\nExecStart=/usr/local/bin/k0s worker --token-file={token}\n"
         ))
         .unwrap();
-    worker.arguments.push("--address-interval=60m".to_owned());
-    let _agent = worker.spawn().unwrap();
+    worker
+        .agent
+        .arguments
+        .push("--address-interval=60m".to_owned());
+    let _agent = worker.agent.spawn().unwrap();
     let status = worker
+        .agent
         .wait_status("the cause", |status| {
             says(status, "problems", &[&token, "No space left on device"])
         })
@@ -305,9 +269,14 @@ fn a_full_disk_leaves_old_contents_whole_and_is_tried_again() {
     assert_eq!(guest.check(["ls", "-A", &disk]).unwrap(), "fill\ntoken\n");
     guest.check(["rm", &filler]).unwrap();
     worker
+        .agent
         .wait_status("the end of the fault", |status| status["ready"] == true)
         .unwrap();
-    let inspected = worker.node.xkub(&["token", "inspect", &token]).unwrap();
+    let inspected = worker
+        .agent
+        .node
+        .xkub(&["token", "inspect", &token])
+        .unwrap();
     assert!(inspected.success().unwrap().contains(ENDPOINT));
     assert_eq!(guest.check(["ls", "-A", &disk]).unwrap(), "token\n");
 }
@@ -321,11 +290,12 @@ fn a_malformed_unit_is_said_and_the_datapath_attached() {
         "[Service]\nExecStart=/usr/local/bin/k0s worker\nExecStart=/usr/local/bin/k0s worker\n",
     ] {
         worker.write_unit(unit).unwrap();
-        let agent = worker.spawn().unwrap();
+        let agent = worker.agent.spawn().unwrap();
         let status = worker
+            .agent
             .wait_status("the cause", |status| {
                 says(status, "problems", &["k0sworker.service"])
-                    && status["nodeAddresses"] == json!([worker.node.node_v4().to_string()])
+                    && status["nodeAddresses"] == json!([worker.agent.node.node_v4().to_string()])
             })
             .unwrap();
         assert_eq!(status["live"], true);
@@ -349,8 +319,9 @@ fn a_token_that_is_none_is_said_without_its_contents() {
         b"",
     ] {
         fs::write(worker.token(), contents).unwrap();
-        let agent = worker.spawn().unwrap();
+        let agent = worker.agent.spawn().unwrap();
         let status = worker
+            .agent
             .wait_status("the cause", |status| {
                 says(status, "problems", &[&path]) && status["ready"] == true
             })
@@ -410,10 +381,11 @@ fn an_api_server_that_is_away_keeps_nothing_back() {
         .unwrap();
     let hole = format!("https://{CLIENT_V4}:6443");
     for server in ["https://127.0.0.1:1", &hole] {
-        let text = kubeconfig(worker.folder.path(), server).unwrap();
+        let text = kubeconfig(worker.agent.folder(), server).unwrap();
         fs::write(worker.data().join("kubelet.conf"), text).unwrap();
-        let agent = worker.spawn().unwrap();
+        let agent = worker.agent.spawn().unwrap();
         let status = worker
+            .agent
             .wait_status("the cause", |status| {
                 says(status, "waiting", &["no answer from", server])
             })
@@ -421,22 +393,22 @@ fn an_api_server_that_is_away_keeps_nothing_back() {
         assert_eq!(status["ready"], true, "{status}");
         worker.check_all_done().unwrap();
         drop(agent);
-        worker.node.detach().unwrap();
+        worker.agent.node.detach().unwrap();
     }
 }
 
 #[test]
 fn a_guest_address_that_is_told_is_refused() {
     let lab = lab();
-    let mut worker = Worker::new(lab.node(0)).unwrap();
-    worker.arguments = vec![format!("--address-static={GUEST_V4}")];
-    let _agent = worker.spawn().unwrap();
+    let worker = Worker::told(lab.node(0), GUEST_V4).unwrap();
+    let _agent = worker.agent.spawn().unwrap();
     let status = worker
+        .agent
         .wait_status("a refusal", |status| status["refusals"][0].is_object())
         .unwrap();
     assert_eq!(status["refusals"][0]["reason"], "guest-address");
     assert_eq!(status["ready"], false);
-    assert!(worker.node.show().is_err());
+    assert!(worker.agent.node.show().is_err());
     // The kubelet is not told a wrong one, and the token needs no address.
     assert!(!worker.units().join(DROP_IN).exists());
     assert!(worker.server().unwrap().contains(ENDPOINT));
@@ -446,7 +418,7 @@ fn a_guest_address_that_is_told_is_refused() {
 fn a_clock_that_jumped_changes_nothing() {
     let lab = lab();
     let worker = Worker::new(lab.node(0)).unwrap();
-    worker.once(&[]).unwrap().success().unwrap();
+    worker.agent.once(&[]).unwrap().success().unwrap();
     worker.check_all_done().unwrap();
     let files = worker.files().unwrap();
     // What the agent left, as it looks after a jump by decades in either direction.
@@ -455,9 +427,9 @@ fn a_clock_that_jumped_changes_nothing() {
         for path in files.iter().map(|(path, _)| path).chain([&state]) {
             let path = path.as_os_str();
             let touch = ["touch".as_ref(), "--date".as_ref(), date.as_ref(), path];
-            worker.node.guest.check(touch).unwrap();
+            worker.agent.node.guest.check(touch).unwrap();
         }
-        worker.once(&[]).unwrap().success().unwrap();
+        worker.agent.once(&[]).unwrap().success().unwrap();
         worker.check_all_done().unwrap();
         assert_eq!(worker.files().unwrap(), files);
     }

@@ -144,29 +144,8 @@ fn settle(node: &GuestNode) {
 
 /// Packets of all sizes and TCP arrive over the tunnel, and no checksum is wrong.
 fn assert_overlay_works(lab: &Lab) {
-    let before = lab.counters().unwrap();
-    let peer = OVERLAY.address_of(2);
-    let guest = &lab.node(0).guest;
-    wait_on(lab.node(0), "the overlay", || {
-        let ping = guest.run(&format!("ping -n -q -c 1 -W 2 {peer}"))?;
-        Ok(ping.status.success().then_some(()))
-    });
-    let full = lab.mtu() - 50 - 28;
-    let ping = format!("ping -n -q -c 3 -i 0.05 -W 5 -M do -s {full} {peer}");
-    guest.check(&ping).unwrap();
-    let server = lab
-        .node(1)
-        .guest
-        .spawn("exec iperf3 --server --one-off --forceflush")
-        .unwrap();
-    server.wait_output("Server listening", PATIENCE).unwrap();
-    guest
-        .check(&format!("iperf3 --client {peer} --bytes 1M"))
-        .unwrap();
-    let after = lab.counters().unwrap();
-    for (before, after) in before.iter().zip(&after) {
-        assert_eq!(after.checksum_errors(before), []);
-    }
+    let checked = lab.check_overlay(&OVERLAY, PATIENCE);
+    checked.with_context(|| journal(lab.node(0))).unwrap();
 }
 
 /// The source of an IPv4 or IPv6 packet, or the sender of an ARP packet.

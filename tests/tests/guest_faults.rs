@@ -65,29 +65,7 @@ fn ping(lab: &Lab, count: u32) -> bool {
 
 /// Small and full-size packets arrive both ways, and no checksum is wrong.
 fn assert_works(lab: &Lab) {
-    let before = lab.counters().unwrap();
-    let peer = OVERLAY.address_of(2);
-    let guest = &lab.node(0).guest;
-    wait_for("the overlay", PATIENCE, || Ok(ping(lab, 1).then_some(()))).unwrap();
-    let full = lab.mtu() - 50 - 28;
-    guest
-        .check(&format!(
-            "ping -n -q -c 3 -i 0.05 -W 5 -M do -s {full} {peer}"
-        ))
-        .unwrap();
-    let server = lab
-        .node(1)
-        .guest
-        .spawn("exec iperf3 --server --one-off --forceflush")
-        .unwrap();
-    server.wait_output("Server listening", PATIENCE).unwrap();
-    guest
-        .check(&format!("iperf3 --client {peer} --bytes 2M"))
-        .unwrap();
-    let after = lab.counters().unwrap();
-    for (before, after) in before.iter().zip(&after) {
-        assert_eq!(after.checksum_errors(before), []);
-    }
+    lab.check_overlay(&OVERLAY, PATIENCE).unwrap();
 }
 
 fn warnings(node: &GuestNode) -> Vec<String> {

@@ -3,8 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use super::counters::Counters;
@@ -17,7 +18,7 @@ use crate::masquerade::{
     NODE_V6, Overlay, Pods, UPLINK, node_address,
 };
 use crate::namespace::{Namespace, Output, Running};
-use crate::wait::PATIENCE;
+use crate::wait::{PATIENCE, wait_until};
 use crate::xkub;
 
 /// How packets leave a launcher pod.
@@ -353,6 +354,37 @@ impl Lab {
     pub fn attach(&self, extra: &str) -> Result<()> {
         for node in &self.nodes {
             node.attach(extra)?;
+        }
+        Ok(())
+    }
+
+    /// Small packets, full-size ones and TCP arrive over the tunnel, and no guest counts a wrong checksum. The first
+    /// packet is waited for.
+    ///
+    /// # Errors
+    /// What does not arrive, or was wrong.
+    pub fn check_overlay(&self, overlay: &Overlay, patience: Duration) -> Result<()> {
+        let before = self.counters()?;
+        let peer = overlay.address_of(2);
+        let [one, two] = &self.nodes;
+        wait_until("the overlay", patience, || {
+            let ping = one.guest.run(&format!("ping -n -q -c 1 -W 2 {peer}"))?;
+            Ok(ping.status.success())
+        })?;
+        // What VXLAN and the inner packet's headers leave.
+        let full = self.mtu() - 50 - 28;
+        one.guest.check(&format!(
+            "ping -n -q -c 3 -i 0.05 -W 5 -M do -s {full} {peer}"
+        ))?;
+        let server = two
+            .guest
+            .spawn("exec iperf3 --server --one-off --forceflush")?;
+        server.wait_output("Server listening", patience)?;
+        one.guest
+            .check(&format!("iperf3 --client {peer} --bytes 2M"))?;
+        for (before, after) in before.iter().zip(&self.counters()?) {
+            let errors = after.checksum_errors(before);
+            ensure!(errors.is_empty(), "wrong checksums: {errors:?}");
         }
         Ok(())
     }
