@@ -17,6 +17,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyhow::{Context as _, Result};
 
 use crate::namespace::{Namespace, Output};
+use crate::traffic::send_frame;
 use crate::xkub;
 
 /// The guest address, the same in every guest: that is the problem.
@@ -678,6 +679,26 @@ pub struct Node {
 }
 
 impl Node {
+    /// Lets a gratuitous ARP for the guest address leave the guest, as the kernel does when virtio-net tells it to
+    /// announce itself after a live migration (`inetdev_send_gratuitous_arp`).
+    ///
+    /// # Errors
+    /// When the frame can't be sent.
+    pub fn announce(&self) -> Result<()> {
+        let mac = self.guest.mac(UPLINK)?;
+        let mac: Vec<u8> = mac
+            .split(':')
+            .map(|byte| u8::from_str_radix(byte, 16))
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("hardware address {mac}"))?;
+        // Ethernet, then RFC 826: Ethernet and IPv4, a request.
+        let broadcast: &[u8] = &[0xff; 6];
+        let head: &[u8] = &[0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
+        let address = &GUEST_V4.octets()[..];
+        let frame = [broadcast, &mac, head, &mac, address, &mac, address].concat();
+        send_frame(&self.guest, UPLINK, &frame)
+    }
+
     /// 1 or 2, as in the names of the namespaces.
     #[must_use]
     pub fn number(&self) -> usize {

@@ -225,6 +225,27 @@ fn a_reflector_tells_the_address_and_the_agent_follows_it() {
 }
 
 #[test]
+fn an_announcement_makes_it_ask_at_once() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let _reflector = reflector(&lab).unwrap();
+    let server = CLIENT_V4.to_string();
+    // The timer is no help.
+    let setting = agent(
+        node,
+        &["--address-reflectors", &server, "--address-interval=60m"],
+    )
+    .unwrap();
+    let _agent = setting.start().unwrap();
+    wait_addresses(node, &host(node.node_v4())).unwrap();
+    readdress(&lab, node).unwrap();
+    // Nothing in the guest has changed, so that nobody has noticed.
+    assert_eq!(addresses(node).unwrap(), host(node.node_v4()));
+    node.announce().unwrap();
+    wait_addresses(node, &host(MOVED)).unwrap();
+}
+
+#[test]
 fn what_others_remove_is_put_back() {
     let lab = lab().unwrap();
     let node = lab.node(0);

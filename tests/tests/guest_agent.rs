@@ -286,6 +286,12 @@ fn migrate(
     passed("the worker was restarted");
     api.show(&new.iter().copied().collect::<Vec<_>>());
     settle(node);
+    // Because the Node showed the new one, and not because time was up.
+    let kept = node
+        .guest
+        .check("journalctl --unit=xkub-agent --grep='and was kept for' || true")
+        .unwrap();
+    assert!(!kept.contains("and was kept for"), "{}", journal(node));
     passed("the old address is gone");
 
     // The CNI follows, too, as far as it knows the node address.

@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde_json::Value;
 use xkub_tests::masquerade::{
-    self, CLIENT_V4, CLIENT_V6, GUEST_V4, Masquerade, NODE_V4, NODE_V6, NodeAddress, UPLINK,
+    self, CLIENT_V4, CLIENT_V6, Masquerade, NODE_V4, NODE_V6, NodeAddress,
 };
 use xkub_tests::row::{Case, Row, Samples};
-use xkub_tests::traffic::{Client, EchoServer, send_frame};
+use xkub_tests::traffic::{Client, EchoServer};
 use xkub_tests::wait::{PATIENCE, wait_for, wait_until};
 use xkub_tests::xkub;
 
@@ -125,30 +125,15 @@ fn measure(variant: Variant) -> Result<Duration> {
     node.guest.sysctl("net/ipv4/ip_nonlocal_bind", "1")?;
     let _server = EchoServer::tcp(&node.guest, (NEW.0, PORT))?;
     let client = Client::to((IpAddr::from(NEW.0), PORT));
-    let announcement = announcement(&node.guest.mac(UPLINK)?)?;
     let old = (NODE_V4[0], NODE_V6[0]);
     masquerade::readdress(&lab.fabric, &node.launcher, node.number(), old, NEW)?;
     let begin = Instant::now();
     if variant == Variant::Announced {
-        send_frame(&node.guest, UPLINK, &announcement)?;
+        node.announce()?;
     }
     // Refused as long as it is translated to the old address.
     wait_for("a connection to the new address", PATIENCE, || {
         Ok(client.connect(&lab.client).ok())
     })?;
     Ok(begin.elapsed())
-}
-
-/// What the kernel sends when virtio-net tells it to announce itself (`inetdev_send_gratuitous_arp`).
-fn announcement(mac: &str) -> Result<Vec<u8>> {
-    let mac: Vec<u8> = mac
-        .split(':')
-        .map(|byte| u8::from_str_radix(byte, 16))
-        .collect::<Result<_, _>>()
-        .with_context(|| format!("hardware address {mac}"))?;
-    // Ethernet, then RFC 826: Ethernet and IPv4, a request.
-    let broadcast: &[u8] = &[0xff; 6];
-    let head: &[u8] = &[0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
-    let address = &GUEST_V4.octets()[..];
-    Ok([broadcast, &mac, head, &mac, address, &mac, address].concat())
 }
