@@ -19,7 +19,7 @@ use super::datapath::text;
 use crate::shell::say;
 use crate::{prepare, setup};
 
-/// What issue and documentation promise.
+/// What the documentation promises.
 const MAX_RESIDENT: f64 = 20.0;
 const MAX_CPU: f64 = 0.1;
 /// How often a look is asked for: more often than one takes, so that the next always waits.
@@ -33,14 +33,14 @@ const WARM_UP: u64 = 200;
 /// How long it may do what is left to do after it was asked to look.
 const SETTLE: Duration = Duration::from_secs(2);
 
-const IDLE_CPU: Case = case("idle", "cpu", "% of a core");
-const IDLE_WAKEUPS: Case = case("idle", "wakeups", "1/s");
-const IDLE_RESIDENT: Case = case("idle", "resident", "MiB");
-const IDLE_ANONYMOUS: Case = case("idle", "anonymous", "MiB");
-const LOOK_CPU: Case = case("reconcile", "cpu", "ms");
-const LOOK_RESIDENT: Case = case("reconcile", "resident", "MiB");
-const LOOK_ANONYMOUS: Case = case("reconcile", "anonymous", "MiB");
-const LOOK_DESCRIPTORS: Case = case("reconcile", "descriptors", "1");
+const IDLE_CPU: Case = case("idle-cpu", "cpu", "% of a core");
+const IDLE_WAKEUPS: Case = case("idle-wakeups", "wakeups", "1/s");
+const IDLE_RESIDENT: Case = case("idle-resident", "resident", "MiB");
+const IDLE_ANONYMOUS: Case = case("idle-anonymous", "anonymous", "MiB");
+const LOOK_CPU: Case = case("reconcile-cpu", "cpu", "ms");
+const LOOK_RESIDENT: Case = case("reconcile-resident", "resident", "MiB");
+const LOOK_ANONYMOUS: Case = case("reconcile-anonymous", "anonymous", "MiB");
+const LOOK_DESCRIPTORS: Case = case("reconcile-descriptors", "descriptors", "descriptors");
 
 const fn case(name: &'static str, metric: &'static str, unit: &'static str) -> Case {
     Case { name, metric, unit }
