@@ -46,12 +46,14 @@ const TCP: [Figure; 3] = [
     (case("tcp-over-vxlan", "throughput", "Gbit/s"), |sample| {
         sample.gigabits_per_second
     }),
-    (case("tcp-over-vxlan", "host-cpu", "s/GiB"), |sample| {
-        sample.host_cpu
-    }),
-    (case("tcp-over-vxlan", "guest-cpu", "s/GiB"), |sample| {
-        sample.guest_cpu
-    }),
+    (
+        case("tcp-over-vxlan-host-cpu", "host-cpu", "s/GiB"),
+        |sample| sample.host_cpu,
+    ),
+    (
+        case("tcp-over-vxlan-guest-cpu", "guest-cpu", "s/GiB"),
+        |sample| sample.guest_cpu,
+    ),
 ];
 const UDP: [Figure; 3] = [
     (
@@ -59,11 +61,11 @@ const UDP: [Figure; 3] = [
         |sample| sample.packets_per_second,
     ),
     (
-        case("udp-64-byte-over-vxlan", "host-cpu", "s/GiB"),
+        case("udp-64-byte-over-vxlan-host-cpu", "host-cpu", "s/GiB"),
         |sample| sample.host_cpu,
     ),
     (
-        case("udp-64-byte-over-vxlan", "guest-cpu", "s/GiB"),
+        case("udp-64-byte-over-vxlan-guest-cpu", "guest-cpu", "s/GiB"),
         |sample| sample.guest_cpu,
     ),
 ];
