@@ -8,8 +8,9 @@ use serde_json::Value;
 use xkub_tests::{
     Masquerade, Node,
     agent::Agent,
-    masquerade::{CLIENT_V4, GUEST_V4, NodeAddress, UPLINK},
+    masquerade::{CLIENT_V4, GUEST_V4, NODE_V4, NodeAddress, UPLINK},
     namespace::Running,
+    skip_test,
     wait::{PATIENCE, wait_until},
 };
 
@@ -245,33 +246,42 @@ fn an_announcement_makes_it_ask_at_once() {
     wait_addresses(node, &host(MOVED)).unwrap();
 }
 
-#[test]
-fn what_others_remove_is_put_back() {
-    let lab = lab().unwrap();
+/// Does `removals` one after the other, with an agent whose timer is no help.
+fn put_back_after(removals: &[String]) -> Result<()> {
+    let lab = lab()?;
     let node = lab.node(0);
-    // The timer is no help.
-    let mut setting = fixed(node).unwrap();
+    let mut setting = fixed(node)?;
     setting.arguments.push("--address-interval=60m".to_owned());
-    let _agent = setting.start().unwrap();
+    let _agent = setting.start()?;
     let expected = host(node.node_v4());
-    let address = node.node_v4();
-    let mut removals = vec![
-        format!("addr del {address}/32 dev {DEVICE}\n"),
-        format!("link set {DEVICE} down\n"),
-        format!("link set {DEVICE} mtu 1280\n"),
-    ];
-    if has_dummy(node).unwrap() {
-        removals.push(format!("link del {DEVICE}\n"));
-    }
     for removal in removals {
-        node.guest.ip(&removal).unwrap();
-        wait_until(&removal, PATIENCE, || {
+        node.guest.ip(removal)?;
+        wait_until(removal, PATIENCE, || {
             let links = node.guest.check(["ip", "link", "show", "dev", DEVICE]);
             let is_right = links.is_ok_and(|text| text.contains("UP") && text.contains("mtu 1500"));
             Ok(is_right && addresses(node)? == expected)
-        })
-        .unwrap();
+        })?;
     }
+    Ok(())
+}
+
+#[test]
+fn what_others_remove_is_put_back() {
+    let address = NODE_V4[0];
+    put_back_after(&[
+        format!("addr del {address}/32 dev {DEVICE}\n"),
+        format!("link set {DEVICE} down\n"),
+        format!("link set {DEVICE} mtu 1280\n"),
+    ])
+    .unwrap();
+}
+
+#[test]
+fn the_address_device_is_made_anew() {
+    if !has_dummy(lab().unwrap().node(0)).unwrap() {
+        skip_test!("the kernel has no dummy devices; tests/guest_agent.rs removes one in a guest");
+    }
+    put_back_after(&[format!("link del {DEVICE}\n")]).unwrap();
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod root;
+
 use std::{
-    collections::BTreeMap,
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output},
 };
 
+use root::Root;
 use xkub_userspace::{
     install::{self, InstallError, Options, config::Setting},
     node::{
@@ -33,25 +35,13 @@ const FIXTURES: [&str; 10] = [
 
 /// A copy of a fixture, and a file that stands for the binary.
 struct Image {
-    root: tempfile::TempDir,
+    root: Root,
     executable: tempfile::NamedTempFile,
 }
 
 impl Image {
     fn of(fixture: &str) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        if !fixture.is_empty() {
-            let from = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("tests/fixtures")
-                .join(fixture);
-            let copied = Command::new("cp")
-                .arg("-a")
-                .arg(from.join("."))
-                .arg(root.path())
-                .status()
-                .unwrap();
-            assert!(copied.success());
-        }
+        let root = Root::of(fixture);
         let executable = tempfile::NamedTempFile::new().unwrap();
         fs::write(executable.path(), "a binary").unwrap();
         Self { root, executable }
@@ -99,45 +89,20 @@ impl Image {
             }
         }
     }
-
-    fn text(&self, path: &str) -> String {
-        fs::read_to_string(self.root.path().join(path)).unwrap()
-    }
-
-    /// All files and links with what is in them.
-    fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        let mut contents = BTreeMap::new();
-        let mut folders = vec![self.root.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_symlink() {
-                    let target = fs::read_link(&path).unwrap();
-                    contents.insert(path, target.into_os_string().into_encoded_bytes());
-                } else if path.is_dir() {
-                    folders.push(path);
-                } else {
-                    let bytes = fs::read(&path).unwrap();
-                    contents.insert(path, bytes);
-                }
-            }
-        }
-        contents
-    }
 }
 
 #[test]
 fn uninstall_leaves_what_was_there_before() {
     for fixture in FIXTURES {
         let image = Image::of(fixture);
-        let before = image.contents();
+        let before = image.root.contents();
         let options = image.options(Start::FailOpen, &[]);
         assert!(image.install(&options) > 0);
         assert_eq!(image.install(&options), 0, "{fixture}: not idempotent");
         image.set_node_ip();
         assert_eq!(image.install(&options), 0, "{fixture}: not after a run");
         image.remove(true);
-        assert_eq!(image.contents(), before, "{fixture}");
+        assert_eq!(image.root.contents(), before, "{fixture}");
         assert_eq!(
             install::remove(image.root.path(), true).unwrap(),
             install::Removal::default(),
@@ -155,11 +120,11 @@ fn the_folders_of_others_stay() {
         .join("etc/systemd/system/k0sworker.service.d");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("10-site.conf"), "[Service]\n").unwrap();
-    let before = image.contents();
+    let before = image.root.contents();
     image.install(&image.options(Start::FailOpen, &[]));
     image.set_node_ip();
     image.remove(true);
-    assert_eq!(image.contents(), before);
+    assert_eq!(image.root.contents(), before);
 }
 
 #[test]
@@ -189,7 +154,7 @@ fn the_unit_is_enabled_and_ordered() {
                 fs::read_link(link).unwrap(),
                 Path::new("/etc/systemd/system/xkub-agent.service")
             );
-            let unit = image.text("etc/systemd/system/xkub-agent.service");
+            let unit = image.root.text("etc/systemd/system/xkub-agent.service");
             assert!(unit.contains("\nExecStart=/usr/local/bin/xkub agent\n"));
             assert!(!unit.contains('@') || unit.contains("@system-service"));
             assert!(!unit.contains("@BINARY@") && !unit.contains("@START_TIMEOUT@"));
@@ -201,7 +166,7 @@ fn the_unit_is_enabled_and_ordered() {
                 let exists = image.root.path().join(&path).exists();
                 assert_eq!(exists, units.contains(&distribution.unit()), "{path}");
                 if exists {
-                    let text = image.text(&path);
+                    let text = image.root.text(&path);
                     assert!(text.contains("\nAfter=xkub-agent.service\n"));
                     assert_eq!(text.contains("ExecStartPre="), start == Start::FailClosed);
                     assert!(!text.contains("\nRequires="));
@@ -215,7 +180,7 @@ fn the_unit_is_enabled_and_ordered() {
 fn a_configuration_that_is_there_is_never_touched() {
     let image = Image::of("k0s");
     image.install(&image.options(Start::FailOpen, &["join.endpoint=10.0.0.1:6443"]));
-    let text = image.text("etc/xkub/config.toml");
+    let text = image.root.text("etc/xkub/config.toml");
     assert!(text.contains("\nendpoint = \"10.0.0.1:6443\"\n"));
     let options = image.options(Start::FailOpen, &["join.endpoint=10.0.0.2:6443"]);
     let error = install::plan(image.root.path(), &options).unwrap_err();
@@ -225,9 +190,9 @@ fn a_configuration_that_is_there_is_never_touched() {
         "{error}"
     );
     assert_eq!(image.install(&image.options(Start::FailClosed, &[])), 2);
-    assert_eq!(image.text("etc/xkub/config.toml"), text);
+    assert_eq!(image.root.text("etc/xkub/config.toml"), text);
     image.remove(false);
-    assert_eq!(image.text("etc/xkub/config.toml"), text);
+    assert_eq!(image.root.text("etc/xkub/config.toml"), text);
 }
 
 #[test]
@@ -250,13 +215,13 @@ fn a_malformed_unit_stops_everything_before_it_begins() {
         .path()
         .join("etc/systemd/system/k0sworker.service");
     fs::write(unit, "[Service\nExecStart=/bin/false\n").unwrap();
-    let before = image.contents();
+    let before = image.root.contents();
     let error = install::plan(image.root.path(), &image.options(Start::FailOpen, &[])).unwrap_err();
     assert!(
         error.to_string().contains("k0sworker.service:1:"),
         "{error}"
     );
-    assert_eq!(image.contents(), before);
+    assert_eq!(image.root.contents(), before);
 }
 
 fn xkub(arguments: &[&str]) -> Output {
@@ -269,7 +234,7 @@ fn xkub(arguments: &[&str]) -> Output {
 #[test]
 fn the_command_says_what_it_changes() {
     let image = Image::of("k0s");
-    let before = image.contents();
+    let before = image.root.contents();
     let root = format!("--root={}", image.root.path().display());
     let dry = xkub(&["install", &root, "--dry-run"]);
     assert!(dry.status.success(), "{dry:?}");
@@ -278,7 +243,7 @@ fn the_command_says_what_it_changes() {
         text.contains("would be written  /usr/local/bin/xkub: the agent\n"),
         "{text}"
     );
-    assert_eq!(image.contents(), before);
+    assert_eq!(image.root.contents(), before);
 
     let done = xkub(&["install", &root, "--output=json"]);
     assert!(done.status.success(), "{done:?}");
@@ -295,7 +260,7 @@ fn the_command_says_what_it_changes() {
 
     let removed = xkub(&["uninstall", &root, "--purge"]);
     assert!(removed.status.success(), "{removed:?}");
-    assert_eq!(image.contents(), before);
+    assert_eq!(image.root.contents(), before);
 }
 
 #[test]
@@ -355,6 +320,6 @@ fn bad_usage_is_said() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(error.contains(expected), "{error}");
-        assert_eq!(image.contents().len(), 0);
+        assert_eq!(image.root.contents().len(), 0);
     }
 }

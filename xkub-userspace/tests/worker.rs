@@ -3,15 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod root;
+
 use std::{
-    collections::BTreeMap,
     fs,
     net::IpAddr,
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     time::{Duration, SystemTime},
 };
 
+use root::Root;
 use xkub_userspace::node::{
     distribution::{self, Distribution, JoinFileKind, Warning, Worker, WorkerError},
     node_ip::{self, NodeIpPlan, Running},
@@ -19,41 +20,15 @@ use xkub_userspace::node::{
     tree::Tree,
 };
 
-/// A copy of a fixture that may be changed.
-struct Root(tempfile::TempDir);
-
 impl Root {
-    fn of(fixture: &str) -> Self {
-        let root = Self(tempfile::tempdir().unwrap());
-        root.add(fixture);
-        root
-    }
-
-    fn add(&self, fixture: &str) {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/fixtures")
-            .join(fixture);
-        let copied = Command::new("cp")
-            .arg("-a")
-            .arg(from.join("."))
-            .arg(self.0.path())
-            .status()
-            .unwrap();
-        assert!(copied.success());
-    }
-
     fn write(&self, path: &str, text: &str) {
-        let path = self.0.path().join(path);
+        let path = self.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    fn text(&self, path: &str) -> String {
-        fs::read_to_string(self.0.path().join(path)).unwrap()
-    }
-
     fn tree(&self) -> Tree {
-        distribution::read(self.0.path()).unwrap()
+        distribution::read(self.path()).unwrap()
     }
 
     fn worker(&self) -> (Tree, Worker) {
@@ -69,29 +44,8 @@ impl Root {
 
     fn apply(&self, plan: &NodeIpPlan) {
         for change in &plan.changes {
-            change.apply(self.0.path()).unwrap();
+            change.apply(self.path()).unwrap();
         }
-    }
-
-    /// All files and links.
-    fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        let mut contents = BTreeMap::new();
-        let mut folders = vec![self.0.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_symlink() {
-                    let target = fs::read_link(&path).unwrap();
-                    contents.insert(path, target.into_os_string().into_encoded_bytes());
-                } else if path.is_dir() {
-                    folders.push(path);
-                } else {
-                    let bytes = fs::read(&path).unwrap();
-                    contents.insert(path, bytes);
-                }
-            }
-        }
-        contents
     }
 }
 
@@ -301,7 +255,7 @@ fn a_second_time_changes_nothing_and_taking_it_back_leaves_what_was_there() {
             assert_eq!(root.worker().1.arguments.len(), worker.arguments.len());
         }
         for change in node_ip::remove_node_ip(&root.tree()) {
-            change.apply(root.0.path()).unwrap();
+            change.apply(root.path()).unwrap();
         }
         assert_eq!(root.contents(), before, "{fixture}");
     }
@@ -344,7 +298,7 @@ fn an_external_cloud_provider_is_left_alone() {
     assert_eq!((plan.changes.len(), plan.warnings.len()), (1, 0));
     root.apply(&plan);
     let mut after = root.contents();
-    let flags = root.0.path().join("var/lib/kubelet/kubeadm-flags.env");
+    let flags = root.path().join("var/lib/kubelet/kubeadm-flags.env");
     after.insert(flags.clone(), before.get(&flags).unwrap().clone());
     assert_eq!(after, before);
 }
@@ -476,7 +430,7 @@ fn one_worker_is_chosen_or_the_choice_is_asked_for() {
             .map(|worker| worker.map(|worker| worker.distribution))
     };
     // Nothing yet, as before cloud-init has run.
-    let root = Root(tempfile::tempdir().unwrap());
+    let root = Root::of("");
     assert_eq!(find(&root, None).unwrap(), None);
     assert_eq!(find(&root, Some(Distribution::K0s)).unwrap(), None);
     // Two, none of them enabled.
@@ -494,7 +448,7 @@ fn one_worker_is_chosen_or_the_choice_is_asked_for() {
     root.add("k0s");
     assert_eq!(find(&root, None).unwrap(), Some(Distribution::K0s));
     // A masked unit is none.
-    let unit = root.0.path().join("etc/systemd/system/k0sworker.service");
+    let unit = root.path().join("etc/systemd/system/k0sworker.service");
     fs::remove_file(&unit).unwrap();
     std::os::unix::fs::symlink("/dev/null", &unit).unwrap();
     assert_eq!(find(&root, Some(Distribution::K0s)).unwrap(), None);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -24,9 +24,22 @@ const REQUEST_MAX: u64 = 64 * 1024;
 #[derive(Debug)]
 pub struct NodeApi {
     address: SocketAddr,
-    node: Arc<Mutex<Node>>,
+    shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
     worker: Option<JoinHandle<()>>,
+}
+
+/// The Node, and who waits for its changes.
+#[derive(Debug)]
+struct Shared {
+    node: Mutex<Node>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Node> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The Node, as far as anybody asks.
@@ -86,20 +99,23 @@ impl NodeApi {
             .within(|| TcpListener::bind(address))?
             .with_context(|| format!("API server on {address} in {}", namespace.name()))?;
         listener.set_nonblocking(true)?;
-        let node = Arc::new(Mutex::new(Node {
-            name: name.to_owned(),
-            version: 1,
-            internal_ips: Vec::new(),
-            annotations: BTreeMap::new(),
-        }));
+        let shared = Arc::new(Shared {
+            node: Mutex::new(Node {
+                name: name.to_owned(),
+                version: 1,
+                internal_ips: Vec::new(),
+                annotations: BTreeMap::new(),
+            }),
+            changed: Condvar::new(),
+        });
         let stop = Arc::<AtomicBool>::default();
         let worker = std::thread::spawn({
-            let (node, stop) = (Arc::clone(&node), Arc::clone(&stop));
-            move || serve(&listener, &node, &stop)
+            let (shared, stop) = (Arc::clone(&shared), Arc::clone(&stop));
+            move || serve(&listener, &shared, &stop)
         });
         Ok(Self {
             address,
-            node,
+            shared,
             stop,
             worker: Some(worker),
         })
@@ -113,32 +129,34 @@ impl NodeApi {
 
     /// What a kubelet would do: sets the addresses that the Node shows.
     pub fn show(&self, internal_ips: &[IpAddr]) {
-        let mut node = lock(&self.node);
+        let mut node = self.shared.lock();
         internal_ips.clone_into(&mut node.internal_ips);
         node.version += 1;
+        self.shared.changed.notify_all();
     }
 }
 
 impl Drop for NodeApi {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        {
+            // With the lock, so that nobody is between looking and waiting.
+            let _node = self.shared.lock();
+            self.stop.store(true, Ordering::Relaxed);
+            self.shared.changed.notify_all();
+        }
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
         }
     }
 }
 
-fn lock(node: &Mutex<Node>) -> MutexGuard<'_, Node> {
-    node.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn serve(listener: &TcpListener, node: &Mutex<Node>, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, shared: &Shared, stop: &AtomicBool) {
     std::thread::scope(|scope| {
         while !stop.load(Ordering::Relaxed) {
             match listener.accept() {
                 // A client that goes away is nobody's fault.
                 Ok((stream, _)) => {
-                    scope.spawn(move || answer(&stream, node, stop));
+                    scope.spawn(move || answer(&stream, shared, stop));
                 }
                 Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
@@ -147,7 +165,7 @@ fn serve(listener: &TcpListener, node: &Mutex<Node>, stop: &AtomicBool) {
 }
 
 /// Answers one request and closes: whoever wants more connects again.
-fn answer(stream: &TcpStream, node: &Mutex<Node>, stop: &AtomicBool) -> io::Result<()> {
+fn answer(stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     // A client may connect long before it asks.
     stream.set_read_timeout(Some(POLL_INTERVAL))?;
@@ -177,15 +195,16 @@ fn answer(stream: &TcpStream, node: &Mutex<Node>, stop: &AtomicBool) -> io::Resu
     let (method, target) = request.split_once(' ').unwrap_or_default();
     let target = target.split(' ').next().unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let own = format!("/api/v1/nodes/{}", lock(node).name);
+    let own = format!("/api/v1/nodes/{}", shared.lock().name);
     match (method, path) {
-        ("GET", path) if path == own => respond(stream, 200, &lock(node).document()),
+        ("GET", path) if path == own => respond(stream, 200, &shared.lock().document()),
         ("PATCH", path) if path == own => {
-            let mut node = lock(node);
+            let mut node = shared.lock();
             node.merge(&serde_json::from_slice(&body).unwrap_or_default());
+            shared.changed.notify_all();
             respond(stream, 200, &node.document())
         }
-        ("GET", "/api/v1/nodes") if query.contains("watch=") => watch(stream, node, stop),
+        ("GET", "/api/v1/nodes") if query.contains("watch=") => watch(stream, shared, stop),
         _ => respond(
             stream,
             404,
@@ -207,25 +226,26 @@ fn respond(mut stream: &TcpStream, code: u16, document: &Value) -> io::Result<()
 }
 
 /// One event for every version from now on, until the client has enough.
-fn watch(mut stream: &TcpStream, node: &Mutex<Node>, stop: &AtomicBool) -> io::Result<()> {
+fn watch(mut stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<()> {
     // The body ends with the connection.
     write!(
         stream,
         "HTTP/1.1 200 \r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
     )?;
     let mut seen = 0;
-    while !stop.load(Ordering::Relaxed) {
+    loop {
         let event = {
-            let node = lock(node);
-            (node.version > seen).then(|| {
-                seen = node.version;
-                json!({ "type": "MODIFIED", "object": node.document() })
-            })
+            let is_old = |node: &mut Node| node.version == seen && !stop.load(Ordering::Relaxed);
+            let node = shared
+                .changed
+                .wait_while(shared.lock(), is_old)
+                .unwrap_or_else(PoisonError::into_inner);
+            if stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            seen = node.version;
+            json!({ "type": "MODIFIED", "object": node.document() })
         };
-        if let Some(event) = event {
-            writeln!(stream, "{event}")?;
-        }
-        std::thread::sleep(POLL_INTERVAL);
+        writeln!(stream, "{event}")?;
     }
-    Ok(())
 }
