@@ -5,6 +5,7 @@ pub mod agent;
 pub mod cluster;
 pub mod cni;
 pub mod config;
+pub mod controller;
 pub mod datapath;
 pub mod files;
 pub mod install;
