@@ -1,6 +1,12 @@
 //! The agent in a guest behind masquerade: it finds the node address, puts it in place, and keeps it there.
 
-use std::net::Ipv4Addr;
+use std::{
+    ffi::OsStr,
+    fs::Permissions,
+    net::Ipv4Addr,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
@@ -413,6 +419,68 @@ fn an_agent_that_stops_after_every_action_converges() {
     // Nothing is left of it.
     node.detach().unwrap();
     assert_eq!(addresses_on(node, "node0").unwrap(), Vec::<String>::new());
+}
+
+/// A copy of the binary whose eBPF object differs in a byte that nobody reads, as far as programs are concerned.
+fn other_build(folder: &Path) -> Result<PathBuf> {
+    // ELF64, little endian, version 1, and behind the padding: a relocatable file for eBPF.
+    let ident = *b"\x7fELF\x02\x01\x01";
+    let kind = [1, 0, 247, 0];
+    let mut bytes = std::fs::read(xkub_tests::xkub::binary()?)?;
+    let place = bytes
+        .windows(20)
+        .position(|window| window.starts_with(&ident) && window.ends_with(&kind))
+        .context("no eBPF object in the binary")?;
+    // The last byte of the padding (`e_ident`, elf(5)).
+    bytes[place + 15] ^= 1;
+    let path = folder.join("xkub");
+    std::fs::write(&path, bytes)?;
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+#[test]
+fn an_upgrade_loads_its_own_programs() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = fixed(node).unwrap();
+    let binary = other_build(setting.folder()).unwrap();
+    let address = node.node_v4().to_string();
+    let attach = ["datapath", "attach", "--uplink", UPLINK, "--node-address"];
+    let mut words = vec![binary.as_os_str()];
+    words.extend(attach.iter().map(OsStr::new));
+    words.push(address.as_ref());
+    node.guest.run(words).unwrap().success().unwrap();
+    assert_eq!(node.show().unwrap()["isCurrentBuild"], false);
+    let _agent = setting.start().unwrap();
+    assert_eq!(node.show().unwrap()["isCurrentBuild"], true);
+    // Once is enough.
+    assert_eq!(setting.plan().unwrap()["actions"], serde_json::json!([]));
+}
+
+#[test]
+fn whoever_wants_a_look_gets_one() {
+    let lab = lab().unwrap();
+    let node = lab.node(0);
+    let setting = fixed(node).unwrap();
+    let _agent = setting.start().unwrap();
+    let looks = || {
+        let status = setting.status()?.context("no status")?;
+        status["reconciles"].as_u64().context("no reconciles")
+    };
+    let before = looks().unwrap();
+    let state = setting.state();
+    let state = state.to_string_lossy();
+    let look = [
+        "status",
+        "--look",
+        "--check=live",
+        "--state-directory",
+        &state,
+    ];
+    let said = node.xkub(&look).unwrap().success().unwrap();
+    assert_eq!(said, "");
+    assert!(looks().unwrap() > before);
 }
 
 #[test]

@@ -229,8 +229,62 @@ fn a_node_from_its_first_boot_to_the_uninstallation() {
         .guest
         .check("systemctl show --property=NRestarts xkub-agent");
     assert_eq!(restarts.unwrap(), "NRestarts=0\n", "{}", journal(node));
+    node.guest
+        .check("cp /usr/local/bin/xkub /root/installer")
+        .unwrap();
     uninstall(node);
     passed("uninstalled");
+    join_as_k0smotron_does(&lab, &api, &node_ip);
+    passed("joined as k0smotron does it");
+}
+
+/// A new machine of k0smotron's: xkub is installed when there is no worker yet; then token and unit are written, and the
+/// worker is started at once.
+fn join_as_k0smotron_does(lab: &Lab, api: &NodeApi, node_ip: &impl Fn(&Start) -> BTreeSet<IpAddr>) {
+    let node = lab.node(0);
+    let unit = format!("/etc/systemd/system/{}", k0s::UNIT);
+    node.guest
+        .check(&format!(
+            "systemctl disable --now {} && mv {unit} /root/unit && rm -r /var/lib/k0s /var/log/k0s-starts {}",
+            k0s::UNIT,
+            k0s::TOKEN_FILE
+        ))
+        .unwrap();
+    let token = k0s::token(IN_TOKEN, &certificate("kubernetes")[0]).unwrap();
+    node.guest
+        .check(&format!("umask 077; echo '{token}' > /root/token"))
+        .unwrap();
+    let endpoint = SocketAddr::from(ENDPOINT);
+    node.guest
+        .check(&format!(
+            "systemctl daemon-reload && /root/installer install --distribution=k0s --now \
+             --set address.reflectors={CLIENT_V4}:3478,[{CLIENT_V6}]:3478 \
+             --set address.infra-cidrs=10.244.0.0/16,fd00:244::/32 --set join.replace=10.100.0.0/16 --set join.endpoint={endpoint}"
+        ))
+        .with_context(|| journal(node))
+        .unwrap();
+    settle(node);
+    node.guest
+        .check(&format!(
+            "cp -p /root/token {} && cp /root/unit {unit} && systemctl daemon-reload && systemctl start {}",
+            k0s::TOKEN_FILE,
+            k0s::UNIT
+        ))
+        .with_context(|| journal(node))
+        .unwrap();
+    let [first] = starts(node);
+    assert_eq!(first.token_server, api.url(), "{}", journal(node));
+    assert_eq!(first.server, api.url());
+    assert_eq!(node_ip(&first), node_addresses(node), "{first:?}");
+    assert_eq!(first.kubelet_argument("node-labels"), Some("a=b"));
+    // Which is why nothing has to be done again: the next look finds nothing.
+    let plan = node
+        .guest
+        .check("xkub status --look --output json")
+        .unwrap();
+    let status: Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!(status["pending"], serde_json::json!([]), "{status}");
+    assert_eq!(k0s::starts(&node.guest).unwrap().len(), 1);
 }
 
 /// The pod gets other addresses under traffic, and the guest is made to announce itself.

@@ -123,8 +123,8 @@ pub struct Config {
     pub counters: u32,
     /// One packet in how many becomes a [`Sample`](crate::sample::Sample), by counter; 0: none.
     pub sample: u32,
-    /// Keeps `services` on an 8-byte boundary.
-    pub reserved: u32,
+    /// Which build of the programs this is, set by the loader; the programs don't read it.
+    pub build: u32,
     /// The service set.
     pub services: Services,
 }
@@ -137,7 +137,7 @@ impl Config {
         place: Place::Ingress as u32,
         counters: counter::base(Place::Ingress),
         sample: 0,
-        reserved: 0,
+        build: 0,
         services: Services::EMPTY,
     };
 

@@ -168,7 +168,11 @@ fn the_unit_is_enabled_and_ordered() {
                 if exists {
                     let text = image.root.text(&path);
                     assert!(text.contains("\nAfter=xkub-agent.service\n"));
-                    assert_eq!(text.contains("ExecStartPre="), start == Start::FailClosed);
+                    let waits = text.contains("ExecStartPre=/bin/systemctl is-active");
+                    assert_eq!(waits, start == Start::FailClosed);
+                    assert!(text.contains(
+                        "\nExecStartPre=-/usr/local/bin/xkub status --look --check live\n"
+                    ));
                     assert!(!text.contains("\nRequires="));
                 }
             }

@@ -330,6 +330,7 @@ impl Agent {
                     () = self.files.next() => break Trigger::File,
                     () = announced(&mut self.announcements) => break Trigger::Announcement,
                     _ = hangup.recv() => break Trigger::Hangup,
+                    () = self.status.asked() => break Trigger::Asked,
                     () = sleep(DEBOUNCE), if again => break Trigger::Again,
                     () = until(retry), if retry.is_some() => break Trigger::Again,
                     _ = timer.tick() => break Trigger::Timer,
@@ -377,7 +378,7 @@ impl Agent {
 
     /// One turn: observe, plan, apply. Whether another look is due at once.
     async fn reconcile(&mut self, trigger: Trigger) -> bool {
-        self.status.beat();
+        self.status.begin();
         self.reconciles = self.reconciles.saturating_add(1);
         self.metrics.reconcile(trigger.name());
         let observation = match self.looker.look(&self.memory).await {
@@ -423,7 +424,7 @@ impl Agent {
         let outcomes = self
             .applier
             .apply(&plan, &mut self.looker, usize::MAX, |action| {
-                status.beat();
+                status.act(action);
                 info!("{action}");
             })
             .await;
@@ -491,9 +492,10 @@ impl Agent {
             .filter_map(|file| file.path.parent())
             .map(Path::to_owned)
             .collect();
+        // A worker may be installed any time.
+        folders.insert(PathBuf::from(unit::ETC));
         if let Ok(Some(worker)) = &observation.worker {
-            let drop_ins = Path::new(unit::ETC).join(format!("{}.d", worker.unit));
-            folders.extend([PathBuf::from(unit::ETC), drop_ins]);
+            folders.insert(Path::new(unit::ETC).join(format!("{}.d", worker.unit)));
         }
         self.files.watch(folders);
     }

@@ -487,6 +487,9 @@ fn reasons(settings: &Settings, attached: Option<&Attached>) -> Vec<String> {
     if !is_right_hook {
         reasons.push(format!("ingress is on {}", hook.name()));
     }
+    if !shown.is_current_build {
+        reasons.push("its programs are of another build of xkub".to_owned());
+    }
     if attached.flow_entries != settings.flow_entries {
         reasons.push(format!("there is room for {} flows", attached.flow_entries));
     }

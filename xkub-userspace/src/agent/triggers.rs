@@ -40,13 +40,15 @@ pub enum Trigger {
     Announcement,
     /// SIGHUP.
     Hangup,
+    /// A worker that is about to start, or a person, wants it.
+    Asked,
     /// Something that failed is tried again, or a plan has changed what the next one is made from.
     Again,
 }
 
 impl Trigger {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Start,
         Self::Timer,
         Self::Netlink,
@@ -55,6 +57,7 @@ impl Trigger {
         Self::File,
         Self::Announcement,
         Self::Hangup,
+        Self::Asked,
         Self::Again,
     ];
 
@@ -70,6 +73,7 @@ impl Trigger {
             Self::File => "file",
             Self::Announcement => "announcement",
             Self::Hangup => "hangup",
+            Self::Asked => "asked",
             Self::Again => "again",
         }
     }

@@ -9,7 +9,7 @@ use xkub_userspace::agent::{
     self, Once,
     action::Action,
     plan::Plan,
-    status::{self, Status},
+    status::{self, Ask, Status},
 };
 
 use super::{
@@ -78,6 +78,9 @@ pub struct StatusArguments {
     /// Print nothing but what is wrong, and exit with 1 if the agent is not
     #[arg(long, value_enum, value_name = "WHAT")]
     check: Option<Check>,
+    /// Make the agent look at the node first, and wait until it has done what there is to do
+    #[arg(long)]
+    look: bool,
     /// The agent's state directory
     #[arg(
         long,
@@ -103,7 +106,12 @@ struct Document(Status);
 
 /// Asks the running agent.
 pub fn status(arguments: &StatusArguments, format: Format) -> anyhow::Result<()> {
-    let status = status::ask(&arguments.state_directory)?;
+    let when = if arguments.look {
+        Ask::AfterLook
+    } else {
+        Ask::Now
+    };
+    let status = status::ask(&arguments.state_directory, when)?;
     match arguments.check {
         None => print(format, "AgentStatus", &Document(status), |document| {
             status_text(&document.0)

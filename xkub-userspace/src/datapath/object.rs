@@ -3,6 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::LazyLock,
 };
 
 use aya::{
@@ -19,6 +20,16 @@ use super::{settings::DEFAULT_FLOW_ENTRIES, sys::ProgramInfo};
 
 /// The object as it was built with this program.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/xkub-ebpf"));
+
+/// Tells one build of the programs from another: FNV-1a over the embedded object.
+pub(super) fn build() -> u32 {
+    static BUILD: LazyLock<u32> = LazyLock::new(|| {
+        OBJECT.iter().fold(0x811c_9dc5, |hash: u32, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        })
+    });
+    *BUILD
+}
 
 /// Why an instance can't be had, or read.
 #[derive(Debug, Error)]
@@ -91,14 +102,18 @@ pub struct Instance {
     pub ebpf: Ebpf,
 }
 
-/// Makes an instance with these constants. No program is in the kernel yet.
+/// Makes an instance with these constants, of this build. No program is in the kernel yet.
 ///
 /// # Errors
 /// [`ObjectError::Create`].
 pub fn load(config: &Config, maps: &Maps) -> Result<Instance, ObjectError> {
     let mut loader = EbpfLoader::new();
+    let config = Config {
+        build: build(),
+        ..*config
+    };
     loader
-        .override_global(map::CONFIG, config, true)
+        .override_global(map::CONFIG, &config, true)
         .map_max_entries(map::FLOWS_V4, maps.flow_entries)
         .map_max_entries(map::FLOWS_V6, maps.flow_entries);
     for (name, path) in &maps.pins {

@@ -50,6 +50,8 @@ pub struct Datapath {
     pub overlay_ports: Vec<u16>,
     /// Our programs.
     pub programs: Vec<ProgramLine>,
+    /// Whether all of them are of the build that looks: an upgrade loads them anew.
+    pub is_current_build: bool,
     /// Our maps.
     pub maps: Vec<MapLine>,
     /// Everybody's programs, in running order.
@@ -127,6 +129,11 @@ pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Da
         .first()
         .ok_or_else(|| Error::NotAttached(uplink.name.clone()))?;
     let config = object::constants(&pins.constants(*place), any)?;
+    let mut is_current_build = true;
+    for (place, program) in &programs {
+        let build = object::constants(&pins.constants(*place), program)?.build;
+        is_current_build &= build == object::build();
+    }
     let chain = Chains {
         ingress: chain::read(netlink, uplink, Direction::Ingress, &programs)?,
         egress: chain::read(netlink, uplink, Direction::Egress, &programs)?,
@@ -162,6 +169,7 @@ pub(super) fn show(netlink: &Netlink, uplink: &Uplink, pins: &Pins) -> Result<Da
         services: settings::compact(&config.services),
         overlay_ports: config.services.overlay.iter().collect(),
         programs: programs.iter().map(program_line).collect(),
+        is_current_build,
         maps: maps(pins)?,
         chain,
         warnings,

@@ -92,7 +92,11 @@ pub fn plan(root: &Path, options: &Options) -> Result<Vec<Step>, InstallError> {
         steps.push(Step::File(FileChange::write(path, text, 0o644, why)));
     }
     for distribution in distributions(root, options)? {
-        steps.push(Step::File(boot_order::drop_in(distribution, options.start)));
+        steps.push(Step::File(boot_order::drop_in(
+            distribution,
+            options.start,
+            binary,
+        )));
     }
     let unit = unit_text(binary, options.start);
     let why = "the agent's unit";

@@ -1,7 +1,8 @@
 //! The order at boot: the worker starts when the agent is ready, and not before.
 //!
 //! `Before=` in the agent's unit holds when both are started by the same boot. The drop-in is for a worker that is
-//! started by hand or by cloud-init: it brings the agent with it.
+//! started by hand or by cloud-init: it brings the agent with it. And before it starts, the agent looks once more:
+//! what installs a worker (`k0s install worker`) writes its unit and its token a moment before.
 //!
 //! A worker that waits has no `Requires=`: systemd would stop the worker with every stop or upgrade of the agent,
 //! and the datapath needs no agent to run. It looks once, before it starts; when it is refused it is started again
@@ -27,24 +28,28 @@ pub enum Start {
     FailClosed,
 }
 
-/// The drop-in of a worker.
+/// The drop-in of a worker. `binary` is where ours is installed.
 #[must_use]
-pub fn drop_in(distribution: Distribution, start: Start) -> FileChange {
+pub fn drop_in(distribution: Distribution, start: Start, binary: &str) -> FileChange {
     let head = format!(
         "# Written by xkub: the node's address is known and in place before the kubelet asks for it.\n\
-         [Unit]\nWants={AGENT_UNIT}\nAfter={AGENT_UNIT}\n"
+         [Unit]\nWants={AGENT_UNIT}\nAfter={AGENT_UNIT}\n\n[Service]\n"
     );
     let wait = match start {
         Start::FailOpen => String::new(),
         Start::FailClosed => format!(
-            "\n[Service]\n# Active means ready. Not Requires=, which would stop the worker with the agent.\n\
+            "# Active means ready. Not Requires=, which would stop the worker with the agent.\n\
              ExecStartPre=/bin/systemctl is-active --quiet {AGENT_UNIT}\n"
         ),
     };
+    let look = format!(
+        "# The agent looks at what this worker was given to join with. Whatever comes of it, the worker starts.\n\
+         ExecStartPre=-{binary} status --look --check live\n"
+    );
     let unit = distribution.unit();
     FileChange::write(
         drop_in_path(unit, DROP_IN),
-        head + &wait,
+        head + &wait + &look,
         MODE,
         format!("{unit} starts after {AGENT_UNIT}"),
     )

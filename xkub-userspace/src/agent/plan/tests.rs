@@ -84,6 +84,7 @@ fn attached(node: &str) -> Attached {
             programs: Vec::new(),
             maps: Vec::new(),
             chain: Chains::default(),
+            is_current_build: true,
             warnings: Vec::new(),
         },
         faults: Vec::new(),
@@ -383,6 +384,11 @@ fn what_is_seen_leads_to_what_is_done() {
         (
             "room for more flows",
             |c, _, _| c.datapath.flow_entries = 7,
+            &[Attach],
+        ),
+        (
+            "the agent was upgraded",
+            |_, o, _| o.datapath.as_mut().unwrap().shown.is_current_build = false,
             &[Attach],
         ),
         (
