@@ -6,6 +6,8 @@ use std::{
     net::Ipv4Addr,
     path::{Path, PathBuf},
     process::Command,
+    thread::sleep,
+    time::Instant,
 };
 
 use anyhow::{Result, ensure};
@@ -189,6 +191,37 @@ fn an_agent_that_ends_after_every_action_finishes_a_workers_files() {
     let files = worker.files().unwrap();
     worker.agent.once(&[]).unwrap().success().unwrap();
     assert_eq!(worker.files().unwrap(), files);
+}
+
+/// How many moments of a run are tried.
+const MOMENTS: u32 = 12;
+
+#[test]
+fn an_agent_that_is_killed_at_any_moment_leaves_files_whole_and_the_next_finishes_them() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let begun = Instant::now();
+    worker.agent.once(&[]).unwrap().success().unwrap();
+    let duration = begun.elapsed();
+    let mut interrupted = 0;
+    for moment in 0..MOMENTS {
+        // As it was before the first.
+        lab.node(0).detach().unwrap();
+        fs::remove_dir_all(worker.units().join(DROP_IN)).unwrap();
+        fs::copy(TOKEN, worker.token()).unwrap();
+        let running = worker.agent.spawn().unwrap();
+        sleep(duration * moment / MOMENTS);
+        running.kill().unwrap();
+        // Old or new, and whole.
+        let is_old = fs::read(worker.token()).unwrap() == fs::read(TOKEN).unwrap();
+        let server = worker.server().unwrap();
+        assert!(is_old || server.contains(ENDPOINT), "{server}");
+        let plan = worker.agent.plan().unwrap();
+        interrupted += u32::from(plan["actions"] != json!([]));
+        worker.agent.once(&[]).unwrap().success().unwrap();
+        worker.check_all_done().unwrap();
+    }
+    assert!(interrupted > 0, "no moment was early enough");
 }
 
 #[test]
