@@ -2,9 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::Permissions,
     net::Ipv4Addr,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -434,8 +432,7 @@ fn other_build(folder: &Path) -> Result<PathBuf> {
     // The last byte of the padding (`e_ident`, elf(5)).
     bytes[place + 15] ^= 1;
     let path = folder.join("xkub");
-    std::fs::write(&path, bytes)?;
-    std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    xkub_tests::xkub::write_program(&path, &bytes)?;
     Ok(path)
 }
 

@@ -3,9 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -18,6 +16,7 @@ use xkub_tests::guest::{Disk, GuestNode, Kernel, Lab, Series, alone, initramfs};
 use xkub_tests::masquerade::{CLIENT_V4, CLIENT_V6, Family, GUEST_V4, NODE_V4, Overlay, UPLINK};
 use xkub_tests::traffic::{Capture, Client};
 use xkub_tests::wait::wait_for;
+use xkub_tests::xkub;
 
 /// Emulated guests on a busy machine are slow.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -47,8 +46,7 @@ fn disk() -> Disk {
     let disk = k0s::install(Disk::new(), IN_TOKEN, credentials).unwrap();
     disk.write(&root).unwrap();
     let binary = folder.path().join("xkub");
-    fs::write(&binary, initramfs::stripped_xkub().unwrap()).unwrap();
-    fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
+    xkub::write_program(&binary, &initramfs::stripped_xkub().unwrap()).unwrap();
     let endpoint = format!("join.endpoint={}", SocketAddr::from(ENDPOINT));
     let mut command = Command::new(&binary);
     command.arg("install").arg("--root").arg(&root);
