@@ -65,6 +65,44 @@ fn each_mistake_is_named_in_one_line() {
 }
 
 #[test]
+fn a_cause_is_said_once() {
+    let lab = Masquerade::builder().build().unwrap();
+    for arguments in [
+        &["status", "--state-directory=/no/such"][..],
+        &["agent", "--once", "--state-directory=/proc/no/such"],
+        &[
+            "token",
+            "rewrite",
+            "--endpoint=192.0.2.1:6443",
+            "--replace=10.244.0.0/16",
+            "/no/such",
+        ],
+    ] {
+        let output = lab.node(0).xkub(arguments).unwrap();
+        assert_eq!(output.code(), Some(1), "{output:?}");
+        assert_eq!(output.stderr.lines().count(), 1, "{output:?}");
+        let said = output.stderr.matches("No such file or directory").count();
+        assert_eq!(said, 1, "{output:?}");
+    }
+}
+
+#[test]
+fn defaults_are_a_document_too() {
+    let lab = Masquerade::builder().build().unwrap();
+    let show = ["config", "show", "--defaults"];
+    let text = lab.node(0).xkub(&show).unwrap().success().unwrap();
+    assert!(text.contains("[address]"), "{text}");
+    let json = ["config", "show", "--defaults", "--output=json"];
+    let json = lab.node(0).xkub(&json).unwrap().success().unwrap();
+    let document: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(document["apiVersion"], "xkub.io/v1", "{json}");
+    assert_eq!(
+        document["keys"]["address.interval"]["value"], "5s",
+        "{json}"
+    );
+}
+
+#[test]
 fn wrong_usage_is_told_from_failure() {
     let lab = Masquerade::builder().build().unwrap();
     let cases: &[&[&str]] = &[

@@ -14,14 +14,14 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum FileError {
     /// The system said no.
-    #[error("{} can't be {doing}: {source}", path.display())]
+    #[error("{} can't be {doing}: {reason}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
         /// What was tried: "read", "written", …
         doing: &'static str,
         /// The system's answer.
-        source: io::Error,
+        reason: io::Error,
     },
     /// A file that is no file of its kind.
     #[error("{} has more than {limit} bytes, which is not what it is for", path.display())]
@@ -44,10 +44,10 @@ pub enum FileError {
 /// # Errors
 /// [`FileError`], one variant per cause.
 pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
-    let io = |source| FileError::Io {
+    let io = |reason| FileError::Io {
         path: path.to_owned(),
         doing: "read",
-        source,
+        reason,
     };
     let file = match File::open(path) {
         Ok(file) => file,
@@ -80,10 +80,10 @@ pub fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
 /// [`FileError`]: nothing has changed then.
 pub fn replace(path: &Path, contents: &[u8], mode: u32) -> Result<(), FileError> {
     let io = |doing| {
-        move |source| FileError::Io {
+        move |reason| FileError::Io {
             path: path.to_owned(),
             doing,
-            source,
+            reason,
         }
     };
     // What a link points to is replaced, not the link.
@@ -128,10 +128,10 @@ pub fn remove(path: &Path) -> Result<bool, FileError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(FileError::Io {
+        Err(reason) => Err(FileError::Io {
             path: path.to_owned(),
             doing: "removed",
-            source,
+            reason,
         }),
     }
 }

@@ -78,22 +78,22 @@ pub enum AgentError {
     )]
     Running(PathBuf),
     /// The state directory can't be used.
-    #[error("{} can't be used for the agent's lock and socket: {source}", path.display())]
+    #[error("{} can't be used for the agent's lock and socket: {reason}", path.display())]
     StateDirectory {
         /// The directory.
         path: PathBuf,
         /// The system's answer.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The address of metrics and health can't be listened at.
     #[error(
-        "{address} can't be listened at: {source}; set observe.listen to another address, or to nothing"
+        "{address} can't be listened at: {reason}; set observe.listen to another address, or to nothing"
     )]
     Listen {
         /// The address.
         address: SocketAddr,
         /// The system's answer.
-        source: io::Error,
+        reason: io::Error,
     },
     /// Events can't be had.
     #[error("the kernel's events and signals can't be had")]
@@ -270,12 +270,12 @@ impl Agent {
         if let Some(address) = config.observe.listen {
             observing::serve(address, Arc::clone(&metrics), status.clone())
                 .await
-                .map_err(|source| AgentError::Listen { address, source })?;
+                .map_err(|reason| AgentError::Listen { address, reason })?;
         }
-        status::serve(&config.state_directory, status.clone()).map_err(|source| {
+        status::serve(&config.state_directory, status.clone()).map_err(|reason| {
             AgentError::StateDirectory {
                 path: config.state_directory.clone(),
-                source,
+                reason,
             }
         })?;
         watch_over(&status);

@@ -34,9 +34,9 @@ pub(super) struct Lock(#[expect(dead_code, reason = "held, not read")] Flock<Fil
 /// # Errors
 /// [`AgentError::Running`] if another agent has it; [`AgentError::StateDirectory`].
 pub(super) fn lock(directory: &Path) -> Result<Lock, AgentError> {
-    let failed = |source: io::Error| AgentError::StateDirectory {
+    let failed = |reason: io::Error| AgentError::StateDirectory {
         path: directory.to_owned(),
-        source,
+        reason,
     };
     fs::create_dir_all(directory).map_err(failed)?;
     let file = File::options()

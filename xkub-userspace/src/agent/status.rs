@@ -255,12 +255,12 @@ impl Shared {
 #[derive(Debug, Error)]
 pub enum StatusError {
     /// Nobody listens.
-    #[error("no agent answers at {}: {source}; is it running? systemctl status xkub-agent", path.display())]
+    #[error("no agent answers at {}: {reason}; is it running? systemctl status xkub-agent", path.display())]
     NoAgent {
         /// The socket.
         path: PathBuf,
         /// The system's answer.
-        source: io::Error,
+        reason: io::Error,
     },
     /// It does not get to it.
     #[error("the agent did not look within {} s; what it waits for: journalctl -u xkub-agent", LOOK_TIMEOUT.as_secs())]
@@ -304,9 +304,9 @@ pub fn ask(directory: &Path, when: Ask) -> Result<Status, StatusError> {
         stream.take(MAX_STATUS).read_to_string(&mut text)?;
         Ok(text)
     };
-    let text = ask().map_err(|source| StatusError::NoAgent {
+    let text = ask().map_err(|reason| StatusError::NoAgent {
         path: path.clone(),
-        source,
+        reason,
     })?;
     if text.is_empty() && when == Ask::AfterLook {
         return Err(StatusError::NoLook);

@@ -51,12 +51,15 @@ struct Checked {
 /// Does what the command says.
 pub fn run(command: Command, format: Format) -> anyhow::Result<()> {
     match command {
-        Command::Show { defaults: true, .. } => {
-            let text = DEFAULT_TEXT.to_owned();
-            print(Format::Text, "Config", &text, Clone::clone)
+        Command::Show { defaults: true, .. } if format == Format::Text => {
+            print(format, "Config", &DEFAULT_TEXT.to_owned(), Clone::clone)
         }
-        Command::Show { settings, .. } => {
-            let Loaded { config, origins } = settings.load()?;
+        Command::Show { defaults, settings } => {
+            let Loaded { config, origins } = if defaults {
+                config::load(None, |_| None, &BTreeMap::new())?
+            } else {
+                settings.load()?
+            };
             let keys = KEYS.iter().zip(&origins).map(|(key, origin)| {
                 let line = Line {
                     value: key.value(&config),

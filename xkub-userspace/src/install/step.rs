@@ -97,10 +97,10 @@ impl Step {
     pub fn apply(&self, root: &Path) -> Result<(), FileError> {
         let place = place(root, self.path())?;
         let failed = |doing| {
-            move |source| FileError::Io {
+            move |reason| FileError::Io {
                 path: self.path().to_owned(),
                 doing,
-                source,
+                reason,
             }
         };
         match self {
@@ -128,10 +128,10 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
 }
 
 fn resolve(root: &Path, path: &Path) -> Result<PathBuf, FileError> {
-    rooted::resolve(root, path).map_err(|source| FileError::Io {
+    rooted::resolve(root, path).map_err(|reason| FileError::Io {
         path: path.to_owned(),
         doing: "found",
-        source,
+        reason,
     })
 }
 

@@ -52,10 +52,10 @@ impl FileChange {
     /// # Errors
     /// [`FileError`]: nothing has changed then.
     pub fn apply(&self, root: &Path) -> Result<(), FileError> {
-        let path = rooted::resolve(root, &self.path).map_err(|source| FileError::Io {
+        let path = rooted::resolve(root, &self.path).map_err(|reason| FileError::Io {
             path: self.path.clone(),
             doing: "found",
-            source,
+            reason,
         })?;
         match &self.contents {
             Some(contents) => files::replace(&path, contents, self.mode),

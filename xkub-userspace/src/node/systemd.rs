@@ -41,12 +41,12 @@ pub enum SystemdError {
     #[error("no connection to systemd over the system bus: {0}; is dbus.service active?")]
     NoBus(#[source] zbus::Error),
     /// It refused, or does not know.
-    #[error("systemd did not {wanted}: {source}")]
+    #[error("systemd did not {wanted}: {reason}")]
     Refused {
         /// What was wanted.
         wanted: String,
         /// Its answer.
-        source: zbus::Error,
+        reason: zbus::Error,
     },
     /// It did not say.
     #[error("systemd did not {wanted} within {} s", after.as_secs())]
@@ -67,12 +67,12 @@ pub enum SystemdError {
         result: String,
     },
     /// `/proc` does not tell.
-    #[error("/proc/{pid}/cmdline can't be read: {source}")]
+    #[error("/proc/{pid}/cmdline can't be read: {reason}")]
     Process {
         /// The process.
         pid: u32,
         /// The system's answer.
-        source: io::Error,
+        reason: io::Error,
     },
 }
 
@@ -205,7 +205,7 @@ impl Systemd {
             Ok(bytes) => arguments(&bytes),
             // It has just ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(SystemdError::Process { pid, source }),
+            Err(reason) => return Err(SystemdError::Process { pid, reason }),
         };
         Ok(Some(Running {
             arguments,
@@ -255,7 +255,7 @@ impl Systemd {
                 unit: unit.to_owned(),
                 result,
             }),
-            Err(source) => Err(SystemdError::Refused { wanted, source }),
+            Err(reason) => Err(SystemdError::Refused { wanted, reason }),
         }
     }
 }
@@ -271,9 +271,9 @@ async fn within<T>(
             wanted: wanted.to_owned(),
             after: limit,
         })?
-        .map_err(|source| SystemdError::Refused {
+        .map_err(|reason| SystemdError::Refused {
             wanted: wanted.to_owned(),
-            source,
+            reason,
         })
 }
 

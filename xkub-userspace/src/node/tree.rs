@@ -65,10 +65,10 @@ impl Tree {
         if self.entries.contains_key(path) {
             return Ok(());
         }
-        let io = |source| FileError::Io {
+        let io = |reason| FileError::Io {
             path: path.to_owned(),
             doing: "read",
-            source,
+            reason,
         };
         let real = rooted::resolve(root, path).map_err(io)?;
         if real == root.join("dev/null") {
@@ -79,7 +79,7 @@ impl Tree {
             Ok(Some(contents)) => contents,
             Ok(None) => return Ok(()),
             // A folder above it is a file.
-            Err(FileError::Io { source, .. }) if source.kind() == io::ErrorKind::NotADirectory => {
+            Err(FileError::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotADirectory => {
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
@@ -171,10 +171,10 @@ impl fmt::Debug for Tree {
 
 /// The names in a folder below `root`; none where there is no such folder. Not those of temporary files.
 fn names(root: &Path, folder: &Path) -> Result<Vec<String>, FileError> {
-    let io = |source| FileError::Io {
+    let io = |reason| FileError::Io {
         path: folder.to_owned(),
         doing: "read",
-        source,
+        reason,
     };
     let real = rooted::resolve(root, folder).map_err(io)?;
     let entries = match fs::read_dir(real) {
