@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use xkub_tests::{
     Masquerade, Node,
     agent::Agent,
+    guest::{api::NodeApi, k0s},
     masquerade::{CLIENT_V4, GUEST_V4, NodeAddress},
 };
 
@@ -368,6 +369,36 @@ fn a_token_that_is_none_is_said_without_its_contents() {
         assert!(worker.units().join(DROP_IN).is_dir());
         drop(agent);
     }
+}
+
+#[test]
+fn a_token_that_the_api_does_not_know_is_said() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let address = (Ipv4Addr::LOCALHOST, 6443).into();
+    let api = NodeApi::start(&worker.agent.node.guest, address, "worker-1").unwrap();
+    // What is in a real token is trusted by no server here.
+    let token = k0s::token(&api.url(), "").unwrap();
+    fs::write(worker.token(), token).unwrap();
+    // While the API knows it, there is nothing to say.
+    let plan = worker.agent.plan().unwrap();
+    assert_eq!(plan["problems"], json!([]), "{plan}");
+    assert_eq!(plan["waiting"], json!([]), "{plan}");
+    api.forget_tokens();
+    let agent = worker.agent.spawn().unwrap();
+    let status = worker
+        .agent
+        .wait_status("the cause", |status| {
+            says(
+                status,
+                "problems",
+                &[&api.url(), "does not know the join token", "expired"],
+            )
+        })
+        .unwrap();
+    assert!(!status.to_string().contains("0123456789abcdef"), "{status}");
+    assert!(!agent.stderr().contains("0123456789abcdef"));
+    worker.is_attached().unwrap();
 }
 
 /// A kubelet's kubeconfig for a server.

@@ -49,6 +49,7 @@ struct Node {
     version: u64,
     internal_ips: Vec<IpAddr>,
     annotations: BTreeMap<String, String>,
+    knows_tokens: bool,
 }
 
 impl Node {
@@ -105,6 +106,7 @@ impl NodeApi {
                 version: 1,
                 internal_ips: Vec::new(),
                 annotations: BTreeMap::new(),
+                knows_tokens: true,
             }),
             changed: Condvar::new(),
         });
@@ -125,6 +127,11 @@ impl NodeApi {
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// From now on, every bearer token has expired.
+    pub fn forget_tokens(&self) {
+        self.shared.lock().knows_tokens = false;
     }
 
     /// What a kubelet would do: sets the addresses that the Node shows.
@@ -180,6 +187,7 @@ fn answer(stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<
     let mut request = String::new();
     reader.read_line(&mut request)?;
     let mut length = 0;
+    let mut has_token = false;
     loop {
         let mut header = String::new();
         reader.read_line(&mut header)?;
@@ -189,14 +197,23 @@ fn answer(stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<
         if key.eq_ignore_ascii_case("content-length") {
             length = value.trim().parse().unwrap_or_default();
         }
+        has_token |= key.eq_ignore_ascii_case("authorization");
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     let (method, target) = request.split_once(' ').unwrap_or_default();
     let target = target.split(' ').next().unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let own = format!("/api/v1/nodes/{}", shared.lock().name);
+    let (own, is_known) = {
+        let node = shared.lock();
+        (
+            format!("/api/v1/nodes/{}", node.name),
+            !has_token || node.knows_tokens,
+        )
+    };
     match (method, path) {
+        _ if !is_known => respond(stream, 401, &failure(401, "Unauthorized", "Unauthorized")),
+        ("GET", "/version") => respond(stream, 200, &json!({ "gitVersion": "v1.37.2" })),
         ("GET", path) if path == own => respond(stream, 200, &shared.lock().document()),
         ("PATCH", path) if path == own => {
             let mut node = shared.lock();
@@ -208,12 +225,16 @@ fn answer(stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<
         _ => respond(
             stream,
             404,
-            &json!({
-                "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": 404,
-                "reason": "NotFound", "message": format!("{method} {path} is not here"),
-            }),
+            &failure(404, "NotFound", &format!("{method} {path} is not here")),
         ),
     }
+}
+
+fn failure(code: u16, reason: &str, message: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code,
+        "reason": reason, "message": message,
+    })
 }
 
 fn respond(mut stream: &TcpStream, code: u16, document: &Value) -> io::Result<()> {

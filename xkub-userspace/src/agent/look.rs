@@ -30,6 +30,7 @@ use crate::{
         client::{Cluster, ClusterError},
         csr,
         node::{annotated_address, cloud_provider_address, internal_ips},
+        token,
     },
     cni::{self, Finding},
     config::{Config, Distribution, NodePorts},
@@ -47,8 +48,9 @@ use crate::{
 
 /// How often nftables are asked for `NodePorts`: `nft` is a process of its own, and a proxy makes its set once.
 const NODE_PORTS_PERIOD: Duration = Duration::from_secs(30);
-/// How often the guest cluster is asked for requests of certificates: the answer is large in a large cluster.
-const REQUESTS_PERIOD: Duration = Duration::from_secs(30);
+/// How often the guest cluster is asked what became of a join token or of requests for certificates: the answer may be
+/// large.
+const QUESTIONS_PERIOD: Duration = Duration::from_secs(30);
 /// Larger than any certificate with its key, bytes.
 const MAX_CERTIFICATE: u64 = 1 << 20;
 
@@ -64,6 +66,12 @@ enum Others {
     },
 }
 
+impl Others {
+    fn are_waited_for(&self) -> bool {
+        matches!(self, Self::Asked)
+    }
+}
+
 /// Looks at a node again and again.
 #[derive(Debug)]
 pub(super) struct Looker {
@@ -73,10 +81,10 @@ pub(super) struct Looker {
     guards: [(Family, FlapGuard); 2],
     node_ports: Option<(Instant, Option<Vec<IpAddr>>)>,
     systemd: Option<Systemd>,
-    /// What became of our requests for a serving certificate, and when that was asked.
-    requests: Option<(Instant, String)>,
-    /// Whoever asks that. Nothing else waits for an API server that is away.
-    asking: Option<JoinHandle<String>>,
+    /// What became of our requests for a serving certificate.
+    requests: Questions<String>,
+    /// What the API says to the join token.
+    token: Questions<token::Answer>,
     kubeconfig: Option<PathBuf>,
     news: watch::Sender<NodeNews>,
 }
@@ -113,8 +121,8 @@ impl Looker {
             guards: Family::ALL.map(|family| (family, guard())),
             node_ports: None,
             systemd: None,
-            requests: None,
-            asking: None,
+            requests: Questions::default(),
+            token: Questions::default(),
             kubeconfig: None,
             news: watch::Sender::new(NodeNews::NotJoined),
         }
@@ -190,9 +198,14 @@ impl Looker {
         {
             watch.follow(&wanted);
         }
+        let mut token = None;
         let (worker, join_files) = match found {
             Ok(Some((tree, worker))) => {
                 let files = self.join_files(&worker.join_files);
+                let is_due = |file: &JoinFile| matches!(file.state, JoinState::Due(_));
+                if matches!(news, NodeNews::NotJoined) && !files.iter().any(is_due) {
+                    token = self.ask_about_token(&worker.join_files).await;
+                }
                 (self.worker(&tree, worker, &wanted).await.map(Some), files)
             }
             Ok(None) => (Ok(None), Vec::new()),
@@ -220,6 +233,7 @@ impl Looker {
             device,
             datapath,
             join_files,
+            token,
             worker,
             node,
             cni,
@@ -343,13 +357,7 @@ impl Looker {
         };
         let mut files = Vec::new();
         for file in found {
-            let kind = match file.kind {
-                JoinFileKind::K0sToken => join::Kind::K0s,
-                JoinFileKind::Kubeconfig => join::Kind::Kubeconfig,
-                JoinFileKind::KubeadmJoin => join::Kind::Kubeadm,
-                JoinFileKind::K3sConfig => join::Kind::K3sConfig,
-                JoinFileKind::K3sEnvironment => join::Kind::K3sEnv,
-            };
+            let kind = join_kind(file.kind);
             let Some(contents) = read_join_file(&mut files, &file.path, kind, &replace) else {
                 continue;
             };
@@ -429,40 +437,40 @@ impl Looker {
         if certificate.renewal != Renewal::Rotated || matches!(state, State::SelfSigned { .. }) {
             return Some(advice);
         }
-        self.ask_for_requests().await;
-        Some(match &self.requests {
-            Some((_, requests)) => format!("{advice}; {requests}"),
+        let requests = self.ask_for_requests().await;
+        Some(match requests {
+            Some(requests) => format!("{advice}; {requests}"),
             None => advice,
         })
     }
 
-    /// Asks what became of our requests from time to time. A single look waits for the answer.
-    async fn ask_for_requests(&mut self) {
-        let is_due = self
-            .requests
-            .as_ref()
-            .is_none_or(|(when, _)| when.elapsed() >= REQUESTS_PERIOD);
-        if is_due
-            && self.asking.is_none()
-            && let Some(cluster) = self.cluster()
-        {
-            self.asking = Some(tokio::spawn(async move {
+    /// What became of our requests.
+    async fn ask_for_requests(&mut self) -> Option<String> {
+        let cluster = self.cluster();
+        let ask = || {
+            let cluster = cluster?;
+            Some(async move {
                 let list = async { csr::list(&cluster.connection().await?).await };
                 let list: Result<_, ClusterError> = list.await;
                 match list {
                     Ok(requests) => csr::state(&requests, SystemTime::now()).to_string(),
                     Err(error) => error.to_string(),
                 }
-            }));
-        }
-        let is_single = matches!(self.others, Others::Asked);
-        if let Some(asking) = self
-            .asking
-            .take_if(|asking| is_single || asking.is_finished())
-            && let Ok(requests) = asking.await
-        {
-            self.requests = Some((Instant::now(), requests));
-        }
+            })
+        };
+        self.requests.ask(self.others.are_waited_for(), ask).await
+    }
+
+    /// What the API says to the first of a worker's files that a token is in.
+    async fn ask_about_token(&mut self, files: &[distribution::JoinFile]) -> Option<token::Answer> {
+        let ask = || {
+            let kubeconfig = files.iter().find_map(|file| {
+                let contents = files::read(&file.path, input_limit()).ok().flatten()?;
+                join::kubeconfig(join_kind(file.kind), &contents)
+            })?;
+            Some(async move { token::ask(&kubeconfig).await })
+        };
+        self.token.ask(self.others.are_waited_for(), ask).await
     }
 
     async fn node_ports(&mut self) -> Result<Option<Vec<IpAddr>>, String> {
@@ -484,6 +492,66 @@ impl Looker {
         self.node_ports = Some((Instant::now(), accepted.clone()));
         Ok(accepted)
     }
+}
+
+/// A question to the API that is asked from time to time, beside everything else: nothing waits for an API server that
+/// is away.
+#[derive(Debug)]
+struct Questions<T> {
+    /// The last answer, and when it came.
+    answer: Option<(Instant, T)>,
+    /// Whoever asks.
+    asking: Option<JoinHandle<T>>,
+}
+
+impl<T> Default for Questions<T> {
+    fn default() -> Self {
+        Self {
+            answer: None,
+            asking: None,
+        }
+    }
+}
+
+impl<T: Clone + Send + 'static> Questions<T> {
+    /// The last answer there is. `question` makes the next, if it is due and can be asked; a single look waits for the
+    /// answer.
+    async fn ask<Q: Future<Output = T> + Send + 'static>(
+        &mut self,
+        is_single: bool,
+        question: impl FnOnce() -> Option<Q>,
+    ) -> Option<T> {
+        let is_due = self
+            .answer
+            .as_ref()
+            .is_none_or(|(when, _)| when.elapsed() >= QUESTIONS_PERIOD);
+        if is_due && self.asking.is_none() {
+            self.asking = question().map(tokio::spawn);
+        }
+        if let Some(asking) = self
+            .asking
+            .take_if(|asking| is_single || asking.is_finished())
+            && let Ok(answer) = asking.await
+        {
+            self.answer = Some((Instant::now(), answer));
+        }
+        self.answer.as_ref().map(|(_, answer)| answer.clone())
+    }
+}
+
+fn join_kind(kind: JoinFileKind) -> join::Kind {
+    match kind {
+        JoinFileKind::K0sToken => join::Kind::K0s,
+        JoinFileKind::Kubeconfig => join::Kind::Kubeconfig,
+        JoinFileKind::KubeadmJoin => join::Kind::Kubeadm,
+        JoinFileKind::K3sConfig => join::Kind::K3sConfig,
+        JoinFileKind::K3sEnvironment => join::Kind::K3sEnv,
+    }
+}
+
+/// More than any join file holds, bytes.
+fn input_limit() -> u64 {
+    u64::try_from(INPUT_LIMIT).unwrap_or(u64::MAX)
 }
 
 /// What the sources say, and who is silent.
@@ -584,9 +652,8 @@ fn read_join_file(
     kind: join::Kind,
     replace: &Replace,
 ) -> Option<Vec<u8>> {
-    let limit = u64::try_from(INPUT_LIMIT).unwrap_or(u64::MAX);
     let mut contents = None;
-    let state = match files::read(path, limit) {
+    let state = match files::read(path, input_limit()) {
         Ok(None) => return None,
         Err(error) => JoinState::Broken(error.to_string()),
         Ok(Some(bytes)) => {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf};
 use serde::Serialize;
 
 use crate::{
+    cluster::token,
     datapath::{Datapath, settings::DualAddress},
     join,
     node::{file_change::FileChange, uplink::Uplink},
@@ -23,6 +24,8 @@ pub struct Observation {
     pub datapath: Option<Attached>,
     /// Files with the address of the API server in them.
     pub join_files: Vec<JoinFile>,
+    /// What the API says to the join token of a worker that has not joined yet; none if it was not asked.
+    pub token: Option<token::Answer>,
     /// The worker, if one is installed, or why that can't be told.
     pub worker: Result<Option<Worker>, String>,
     /// This node's Node.

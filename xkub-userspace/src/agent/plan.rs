@@ -12,6 +12,7 @@ use super::{
     observe::{Attached, Device, JoinState, NodeState, Observation, Worker},
 };
 use crate::{
+    cluster::token,
     config::{Config, NodePorts},
     datapath::{
         Hook,
@@ -65,6 +66,7 @@ pub fn plan(config: &Config, observation: &Observation, memory: &Memory) -> Plan
     let settings = plan.datapath(config, observation, memory);
     plan.cni(config, observation);
     plan.join_files(observation);
+    plan.token(observation);
     plan.worker(config, observation, memory);
     if let Some(settings) = &settings {
         plan.old_addresses(config, observation, memory, settings);
@@ -281,6 +283,14 @@ impl Plan {
                 }),
                 JoinState::Broken(why) => self.problems.push(why.clone()),
             }
+        }
+    }
+
+    fn token(&mut self, observation: &Observation) {
+        match &observation.token {
+            None | Some(token::Answer::Known) => {}
+            Some(token::Answer::Refused(why)) => self.problems.push(why.clone()),
+            Some(token::Answer::Silent(why)) => self.waiting.push(why.clone()),
         }
     }
 

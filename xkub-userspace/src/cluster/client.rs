@@ -460,7 +460,7 @@ fn not_a_request(doing: &str) -> ClusterError {
 }
 
 /// The innermost cause, which is the one that names it: "Connection refused".
-fn root_cause(error: &kube::Error) -> String {
+pub(super) fn root_cause(error: &kube::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
         cause = next;

@@ -7,6 +7,7 @@
 pub mod client;
 pub mod csr;
 pub mod node;
+pub mod token;
 mod watch;
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //!
 //! Format: k0s `pkg/token/joinencode.go`, `joindecode.go` and `kubeconfig.go`.
 
+use zeroize::Zeroizing;
+
 use super::{
     Kind,
     encoding::{self, Run},
@@ -22,14 +24,8 @@ pub(super) fn scan(
     place: &Place,
     scan: &mut Scan<'_>,
 ) -> Result<Vec<Edit>, JoinError> {
-    let run = Run::whole(input).ok_or_else(|| JoinError::NotBase64 {
-        place: place.clone(),
-    })?;
-    let packed = run.decode(input).ok_or_else(|| JoinError::NotBase64 {
-        place: place.clone(),
-    })?;
+    let (run, decoded) = unpack(input, place, scan)?;
     let inside = place.inside("base64")?.inside("gzip")?;
-    let decoded = encoding::gunzip(&packed, &inside, scan)?;
     let text = std::str::from_utf8(&decoded).map_err(|_| JoinError::NotText {
         place: inside.clone(),
     })?;
@@ -44,6 +40,22 @@ pub(super) fn scan(
         range: run.range(),
         bytes: run.encode(input, &encoding::gzip(&changed)),
     }])
+}
+
+/// Where the base64 is, and the kubeconfig in it.
+pub(super) fn unpack(
+    input: &[u8],
+    place: &Place,
+    scan: &mut Scan<'_>,
+) -> Result<(Run, Zeroizing<Vec<u8>>), JoinError> {
+    let not_base64 = || JoinError::NotBase64 {
+        place: place.clone(),
+    };
+    let run = Run::whole(input).ok_or_else(not_base64)?;
+    let packed = run.decode(input).ok_or_else(not_base64)?;
+    let inside = place.inside("base64")?.inside("gzip")?;
+    let decoded = encoding::gunzip(&packed, &inside, scan)?;
+    Ok((run, decoded))
 }
 
 /// Whether a kubeconfig is what k0s puts into a token.

@@ -21,6 +21,7 @@ mod yaml;
 use std::{borrow::Cow, fmt};
 
 use serde::Serialize;
+use zeroize::Zeroizing;
 
 use self::scan::{Edit, Scan};
 pub use self::{
@@ -219,6 +220,21 @@ pub fn rewrite<'a>(
         changes: changes.collect(),
         found: scan.found,
     })
+}
+
+/// The kubeconfig that an input is or holds, as text; none for other kinds, and where it is broken.
+#[must_use]
+pub fn kubeconfig(kind: Kind, input: &[u8]) -> Option<Zeroizing<String>> {
+    let text = |bytes: &[u8]| std::str::from_utf8(bytes).ok().map(str::to_owned);
+    match kind {
+        Kind::Kubeconfig => text(input),
+        Kind::K0s => {
+            let unpacked = k0s::unpack(input, &Place::default(), &mut Scan::new(None));
+            text(&unpacked.ok()?.1)
+        }
+        _ => None,
+    }
+    .map(Zeroizing::new)
 }
 
 fn pass(kind: Kind, input: &[u8], scan: &mut Scan<'_>) -> Result<Vec<Edit>, JoinError> {

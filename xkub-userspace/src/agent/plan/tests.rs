@@ -46,6 +46,7 @@ fn settled() -> Observation {
             addresses: vec![address(NODE)],
         }),
         datapath: Some(attached(NODE)),
+        token: None,
         join_files: vec![JoinFile {
             path: "/etc/k0s/k0stoken".into(),
             kind: crate::join::Kind::K0s,
@@ -533,6 +534,10 @@ fn what_cannot_be_helped_is_said() {
             "several workers",
         ),
         (
+            |_, o, _| o.token = Some(token::Answer::Refused("the token has expired".to_owned())),
+            "the token has expired",
+        ),
+        (
             |_, o, _| o.node_port_addresses = Err("nft can't be run".to_owned()),
             "nft can't be run",
         ),
@@ -549,6 +554,10 @@ fn what_cannot_be_helped_is_said() {
     }
     let plan = plan_after(|_, o, _| o.address = Discovered::default());
     assert!(plan.waiting[0].contains("no source"), "{plan:?}");
+    let plan = plan_after(|_, o, _| o.token = Some(token::Answer::Silent("no answer".to_owned())));
+    assert_eq!(plan.waiting, ["no answer"]);
+    let plan = plan_after(|_, o, _| o.token = Some(token::Answer::Known));
+    assert_eq!(plan, Plan::default());
 }
 
 #[test]
