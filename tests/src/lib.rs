@@ -11,6 +11,7 @@ pub mod foreign;
 pub mod guest;
 pub mod masquerade;
 pub mod namespace;
+pub mod program;
 pub mod row;
 pub mod skip;
 pub mod traffic;

@@ -1,12 +1,8 @@
 //! Where the `xkub` binary under test is.
 
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
+use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 
 /// Names the binary to test; without it, the one beside the running test or xtask is taken.
 pub const BINARY_VARIABLE: &str = "XKUB";
@@ -34,52 +30,4 @@ pub fn binary() -> Result<PathBuf> {
         "no xkub binary near {}: run `cargo build --package xkub-userspace`, or set {BINARY_VARIABLE}",
         executable.display()
     )
-}
-
-/// Writes a program to `path`, so that it can be run at once.
-///
-/// Another process does the writing: a file that is open for writing can't be run ("text file busy"), and what a
-/// thread of ours has open, a child that another thread has just forked has open, too, until it runs its own program.
-///
-/// # Errors
-/// When it can't be written.
-pub fn write_program(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut writer = Command::new("sh")
-        .args(["-c", r#"cat > "$0" && chmod 0755 "$0""#])
-        .arg(path)
-        .stdin(Stdio::piped())
-        .spawn()
-        .context("start sh")?;
-    writer
-        .stdin
-        .take()
-        .context("no standard input")?
-        .write_all(bytes)
-        .with_context(|| format!("write {}", path.display()))?;
-    ensure!(writer.wait()?.success(), "can't write {}", path.display());
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{process::Command, thread};
-
-    use super::*;
-
-    #[test]
-    fn a_program_runs_as_soon_as_it_is_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let bytes = std::fs::read("/bin/true").unwrap();
-        thread::scope(|scope| {
-            for thread in 0..8 {
-                let (path, bytes) = (folder.path().join(thread.to_string()), &bytes);
-                scope.spawn(move || {
-                    for _ in 0..25 {
-                        write_program(&path, bytes).unwrap();
-                        assert!(Command::new(&path).status().unwrap().success());
-                    }
-                });
-            }
-        });
-    }
 }

@@ -432,7 +432,7 @@ fn other_build(folder: &Path) -> Result<PathBuf> {
     // The last byte of the padding (`e_ident`, elf(5)).
     bytes[place + 15] ^= 1;
     let path = folder.join("xkub");
-    xkub_tests::xkub::write_program(&path, &bytes)?;
+    xkub_tests::program::write(&path, &bytes)?;
     Ok(path)
 }
 

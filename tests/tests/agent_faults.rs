@@ -28,6 +28,8 @@ const TOKEN: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../xkub-userspace/tests/fixtures/k0s-1.36-worker.token"
 );
+/// What is sent to the API server's port is never answered.
+const HOLE: &str = "table inet hole { chain input { type filter hook input priority 0; tcp dport 6443 drop; }; }\n";
 /// The drop-in with the kubelet's `--node-ip`.
 const DROP_IN: &str = "k0sworker.service.d";
 
@@ -389,16 +391,56 @@ fn a_token_that_the_api_does_not_know_is_said() {
     let status = worker
         .agent
         .wait_status("the cause", |status| {
-            says(
-                status,
-                "problems",
-                &[&api.url(), "does not know the join token", "expired"],
-            )
+            let words = [&api.url(), "does not know the join token", "expired"];
+            says(status, "problems", &words) && status["ready"] == true
         })
         .unwrap();
     assert!(!status.to_string().contains("0123456789abcdef"), "{status}");
     assert!(!agent.stderr().contains("0123456789abcdef"));
-    worker.is_attached().unwrap();
+    assert!(worker.is_attached().unwrap());
+    drop(agent);
+    // A kubeconfig from an earlier try counts more than the token.
+    let other = (Ipv4Addr::new(127, 0, 0, 2), 6443).into();
+    let other = NodeApi::start(&worker.agent.node.guest, other, "worker-1").unwrap();
+    let text = token_kubeconfig(&other.url());
+    fs::write(worker.data().join("kubelet-bootstrap.conf"), text).unwrap();
+    let plan = worker.agent.plan().unwrap();
+    assert_eq!(plan["problems"], json!([]), "{plan}");
+    assert_eq!(other.requests_with_token(), 1);
+}
+
+#[test]
+fn a_node_that_has_joined_is_not_asked_about_its_token() {
+    let lab = lab();
+    let worker = Worker::new(lab.node(0)).unwrap();
+    let address = (Ipv4Addr::LOCALHOST, 6443).into();
+    let api = NodeApi::start(&worker.agent.node.guest, address, "worker-1").unwrap();
+    api.forget_tokens();
+    fs::write(worker.token(), k0s::token(&api.url(), "").unwrap()).unwrap();
+    // While the Node can't be read, nothing but the file tells that the node has joined.
+    lab.client.nft(HOLE).unwrap();
+    let hole = format!("https://{CLIENT_V4}:6443");
+    let text = kubeconfig(worker.agent.folder(), &hole).unwrap();
+    fs::write(worker.data().join("kubelet.conf"), text).unwrap();
+    let _agent = worker.agent.spawn().unwrap();
+    let status = worker
+        .agent
+        .wait_status("the cause", |status| {
+            says(status, "waiting", &["no answer from", &hole])
+        })
+        .unwrap();
+    assert!(!status.to_string().contains("join token"), "{status}");
+    assert_eq!(api.requests_with_token(), 0);
+}
+
+/// A kubeconfig such as is in a token, for a server.
+fn token_kubeconfig(server: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: k0s\n\
+         clusters: [{{name: k0s, cluster: {{server: '{server}'}}}}]\n\
+         contexts: [{{name: k0s, context: {{cluster: k0s, user: kubelet-bootstrap}}}}]\n\
+         users: [{{name: kubelet-bootstrap, user: {{token: abcdef.0123456789abcdef}}}}]\n"
+    )
 }
 
 /// A kubelet's kubeconfig for a server.
@@ -437,12 +479,7 @@ fn kubeconfig(folder: &Path, server: &str) -> Result<String> {
 fn an_api_server_that_is_away_keeps_nothing_back() {
     let lab = lab();
     let worker = Worker::new(lab.node(0)).unwrap();
-    // What is sent there is never answered.
-    lab.client
-        .nft(
-            "table inet hole { chain input { type filter hook input priority 0; tcp dport 6443 drop; }; }\n",
-        )
-        .unwrap();
+    lab.client.nft(HOLE).unwrap();
     let hole = format!("https://{CLIENT_V4}:6443");
     for server in ["https://127.0.0.1:1", &hole] {
         let text = kubeconfig(worker.agent.folder(), server).unwrap();

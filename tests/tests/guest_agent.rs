@@ -14,9 +14,9 @@ use xkub_tests::guest::api::NodeApi;
 use xkub_tests::guest::k0s::{self, Start};
 use xkub_tests::guest::{Disk, GuestNode, Kernel, Lab, Series, alone, initramfs};
 use xkub_tests::masquerade::{CLIENT_V4, CLIENT_V6, Family, GUEST_V4, NODE_V4, Overlay, UPLINK};
+use xkub_tests::program;
 use xkub_tests::traffic::{Capture, Client};
 use xkub_tests::wait::wait_for;
-use xkub_tests::xkub;
 
 /// Emulated guests on a busy machine are slow.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -46,7 +46,7 @@ fn disk() -> Disk {
     let disk = k0s::install(Disk::new(), IN_TOKEN, credentials).unwrap();
     disk.write(&root).unwrap();
     let binary = folder.path().join("xkub");
-    xkub::write_program(&binary, &initramfs::stripped_xkub().unwrap()).unwrap();
+    program::write(&binary, &initramfs::stripped_xkub().unwrap()).unwrap();
     let endpoint = format!("join.endpoint={}", SocketAddr::from(ENDPOINT));
     let mut command = Command::new(&binary);
     command.arg("install").arg("--root").arg(&root);

@@ -50,6 +50,7 @@ struct Node {
     internal_ips: Vec<IpAddr>,
     annotations: BTreeMap<String, String>,
     knows_tokens: bool,
+    requests_with_token: u64,
 }
 
 impl Node {
@@ -107,6 +108,7 @@ impl NodeApi {
                 internal_ips: Vec::new(),
                 annotations: BTreeMap::new(),
                 knows_tokens: true,
+                requests_with_token: 0,
             }),
             changed: Condvar::new(),
         });
@@ -132,6 +134,12 @@ impl NodeApi {
     /// From now on, every bearer token has expired.
     pub fn forget_tokens(&self) {
         self.shared.lock().knows_tokens = false;
+    }
+
+    /// How many requests came with a bearer token.
+    #[must_use]
+    pub fn requests_with_token(&self) -> u64 {
+        self.shared.lock().requests_with_token
     }
 
     /// What a kubelet would do: sets the addresses that the Node shows.
@@ -205,7 +213,8 @@ fn answer(stream: &TcpStream, shared: &Shared, stop: &AtomicBool) -> io::Result<
     let target = target.split(' ').next().unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let (own, is_known) = {
-        let node = shared.lock();
+        let mut node = shared.lock();
+        node.requests_with_token += u64::from(has_token);
         (
             format!("/api/v1/nodes/{}", node.name),
             !has_token || node.knows_tokens,

@@ -48,8 +48,8 @@ use crate::{
 
 /// How often nftables are asked for `NodePorts`: `nft` is a process of its own, and a proxy makes its set once.
 const NODE_PORTS_PERIOD: Duration = Duration::from_secs(30);
-/// How often the guest cluster is asked what became of a join token or of requests for certificates: the answer may be
-/// large.
+/// How often the guest cluster is asked whether it knows the join token, and what became of requests for certificates:
+/// that answer is large in a large cluster.
 const QUESTIONS_PERIOD: Duration = Duration::from_secs(30);
 /// Larger than any certificate with its key, bytes.
 const MAX_CERTIFICATE: u64 = 1 << 20;
@@ -203,7 +203,9 @@ impl Looker {
             Ok(Some((tree, worker))) => {
                 let files = self.join_files(&worker.join_files);
                 let is_due = |file: &JoinFile| matches!(file.state, JoinState::Due(_));
-                if matches!(news, NodeNews::NotJoined) && !files.iter().any(is_due) {
+                // News may not have come yet; the file tells whether the token still counts.
+                let has_joined = worker.kubeconfig.exists();
+                if !has_joined && !files.iter().any(is_due) {
                     token = self.ask_about_token(&worker.join_files).await;
                 }
                 (self.worker(&tree, worker, &wanted).await.map(Some), files)
@@ -461,10 +463,10 @@ impl Looker {
         self.requests.ask(self.others.are_waited_for(), ask).await
     }
 
-    /// What the API says to the first of a worker's files that a token is in.
+    /// What the API says to the token with which a worker would join. Of its files, the later count more.
     async fn ask_about_token(&mut self, files: &[distribution::JoinFile]) -> Option<token::Answer> {
         let ask = || {
-            let kubeconfig = files.iter().find_map(|file| {
+            let kubeconfig = files.iter().rev().find_map(|file| {
                 let contents = files::read(&file.path, input_limit()).ok().flatten()?;
                 join::kubeconfig(join_kind(file.kind), &contents)
             })?;

@@ -39,7 +39,7 @@ pub enum SystemdError {
     },
     /// The bus does not answer.
     #[error("no connection to systemd over the system bus: {0}; is dbus.service active?")]
-    NoBus(#[source] zbus::Error),
+    NoBus(zbus::Error),
     /// It refused, or does not know.
     #[error("systemd did not {wanted}: {reason}")]
     Refused {
@@ -289,6 +289,14 @@ fn arguments(bytes: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bus_that_is_away_is_said_once() {
+        let error = SystemdError::NoBus(zbus::Error::InvalidReply);
+        // Whoever prints an error prints its sources behind it.
+        assert!(std::error::Error::source(&error).is_none());
+        assert!(error.to_string().contains("dbus.service"), "{error}");
+    }
 
     #[test]
     fn arguments_end_with_a_nul() {
